@@ -48,12 +48,12 @@ def windtunnel(
     server.stdin.write(json.dumps({**told, "timeout": timeout}) + "\n")
     server.stdin.flush()
     status = json.loads(server.stdout.readline())
-    said = [path.read_text(errors="replace") for path in (out, err)]
+    texts = [path.read_text(errors="replace") for path in (out, err)]
     for path in (out, err):
         path.unlink()
     if status is None:
-        raise subprocess.TimeoutExpired(told["words"], timeout, *said)
-    return subprocess.CompletedProcess(told["words"], status, *said)
+        raise subprocess.TimeoutExpired(told["words"], timeout, *texts)
+    return subprocess.CompletedProcess(told["words"], status, *texts)
 
 
 @cache

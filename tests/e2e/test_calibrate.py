@@ -174,8 +174,8 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     assert {"gemm", "copy"} <= measured
     late = [kind for kind in ("add", "adamw") if kind not in measured]
     assert measured | set(late) == {"gemm", "add", "adamw", "copy"}
-    said = re.search(r"no time was left to measure (.*): give more --budget", " ".join(out.read_text().split()))
-    assert set(said[1].split(", ") if said else []) == set(late)
+    match = re.search(r"no time was left to measure (.*): give more --budget", " ".join(out.read_text().split()))
+    assert set(match[1].split(", ") if match else []) == set(late)
     assert calibration.points["gemm forward", "fp32"].seconds.min() > 0
     assert sum(len(points.seconds) for points in calibration.points.values()) >= 3  # what the killed run had is there
 

@@ -191,11 +191,11 @@ def left_over(folder: Path) -> list[str]:
     found += [str(path) for path in folder.glob(".captured*")]
     for pid, _, _ in processes():
         try:
-            known = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+            text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
             where = Path(f"/proc/{pid}/cwd").readlink()  # forks have the environment in which their first was started
         except OSError:
             continue
-        if (f"TMPDIR={folder / 'tmp'}\0" in known or where.is_relative_to(folder)) and pid != os.getpid():
+        if (f"TMPDIR={folder / 'tmp'}\0" in text or where.is_relative_to(folder)) and pid != os.getpid():
             found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
     return found
 
@@ -236,11 +236,11 @@ def test_what_goes_past_python_ends_in_a_copy_or_is_refused_or_one_line_says_tha
     (folder / "reaching.py").write_text(REACHING)
     (folder / "model.pt").write_text("precious")
     before = (folder / "model.pt").stat()
-    held = (
+    text = (
         f"from pathlib import Path; from {read_only.__name__} import hold_files; print(hold_files(Path('tmp')), end='')"
     )
     (folder / "tmp").mkdir()
-    not_held = subprocess.run([sys.executable, "-c", held], cwd=folder, capture_output=True, text=True).stdout
+    not_held = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True).stdout
     done = capture_anew(folder, "--world-size", "2", "--steps=1", "reaching.py")
     if not_held:
         assert "this system refuses" in done.stdout + done.stderr

@@ -89,7 +89,7 @@ def test_predict_shows_saves_and_compares(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))["traceEvents"]
     (folder,) = (tmp_path / "runs").iterdir()
     assert run(*PREDICT, "--precision", "fp8", cwd=tmp_path).returncode == 0
-    other = next(one for one in (tmp_path / "runs").iterdir() if one != folder)
+    other = next(path for path in (tmp_path / "runs").iterdir() if path != folder)
     compared = run("compare", str(folder), str(other), "--json", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert json.loads(compared.stdout)
@@ -101,9 +101,9 @@ def test_whatif_asks_a_saved_run_again(tmp_path: Path) -> None:
     (folder,) = [word for word in slow.stderr.split() if word.startswith("runs")]
     done = run("whatif", folder, "--set", "slow.none", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["b"]["content_hash"] == json.loads(even.stdout)["content_hash"]
-    assert [(one["field"], one["b"]) for one in found["spec"]] == [("slow", None)]
+    document = json.loads(done.stdout)
+    assert document["b"]["content_hash"] == json.loads(even.stdout)["content_hash"]
+    assert [(one["field"], one["b"]) for one in document["spec"]] == [("slow", None)]
     screen = run("whatif", folder, "--set", "slow.none", "--no-save", cwd=tmp_path, COLUMNS="80")
     assert "slow gpu=3:1.3 → none" in " ".join(screen.stdout.split())
     assert max(map(len, screen.stdout.splitlines())) <= 80

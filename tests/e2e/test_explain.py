@@ -67,11 +67,11 @@ def test_a_page_and_a_question(tmp_path: Path, trace: Path) -> None:
     done = run(str(trace), "--report", str(page), "--without", "stage=3", "--without", "op=optimizer", "--json")
     assert done.returncode == 0, done.stderr
     assert f"wrote {page}" in done.stderr
-    found = json.loads(done.stdout)
-    assert found["asked"]["parts"] == ["stage=3", "op=optimizer"]
+    document = json.loads(done.stdout)
+    assert document["asked"]["parts"] == ["stage=3", "op=optimizer"]
     text = page.read_text(encoding="utf-8")
     assert "stage=3" in text
-    assert f"{found['slowdown']:.3f}" in text
+    assert f"{document['slowdown']:.3f}" in text
     screen = run(str(trace), "--without", "stage=3")
     assert "If stage=3 were ideal" in screen.stdout
     wrong = run(str(trace), "--without", "stage=9")

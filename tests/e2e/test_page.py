@@ -26,9 +26,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "windtunnel", "ui", "--no-open", "--port", "0", "--runs", str(folder / "runs")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as server:
         assert server.stderr is not None
-        found = re.search(r"http://\S+/", server.stderr.readline())
-        assert found is not None
-        yield found[0]
+        match = re.search(r"http://\S+/", server.stderr.readline())
+        assert match is not None
+        yield match[0]
         server.terminate()
         server.stderr.read()
 
@@ -166,15 +166,15 @@ def test_the_best_plan_is_searched_for_and_looked_at(page: Any, address: str) ->
     step = page.locator("#best-plans tbody tr").first.locator("td:has-text(' ms')").first.inner_text()
     page.click("#best-plans tbody a >> nth=0")
     page.wait_for_selector(BREAKDOWN)
-    told = page.inner_text(".tile .big >> nth=0")
-    assert in_seconds(step) == pytest.approx(in_seconds(told), rel=1e-3), (step, told)
+    inner_text = page.inner_text(".tile .big >> nth=0")
+    assert in_seconds(step) == pytest.approx(in_seconds(inner_text), rel=1e-3), (step, inner_text)
 
 
 def in_seconds(text: str) -> float:
     """`8.265 s`, `12.3ms` as seconds."""
-    found = re.fullmatch(r"([\d.,]+)\s*(s|ms|us)", text.strip())
-    assert found is not None, text
-    return float(found[1].replace(",", "")) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[found[2]]
+    match = re.fullmatch(r"([\d.,]+)\s*(s|ms|us)", text.strip())
+    assert match is not None, text
+    return float(match[1].replace(",", "")) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[match[2]]
 
 
 def test_a_study_is_started_watched_and_removed(page: Any, address: str) -> None:

@@ -49,11 +49,11 @@ def test_a_program_is_captured_unmodified(name: str, place: Path) -> None:
     program = BY_NAME[name]
     if absent := run_programs.missing(program):
         pytest.skip(f"{', '.join(absent)} not installed")
-    found = run_programs.capture(program, program.small, place, 300.0, verify=1)
-    assert found["ok"], found["why"]
+    capture = run_programs.capture(program, program.small, place, 300.0, verify=1)
+    assert capture["ok"], capture["why"]
     import yaml
 
-    document: dict[str, Any] = yaml.safe_load((Path(str(found["folder"])) / "captured.yaml").read_text())
+    document: dict[str, Any] = yaml.safe_load((Path(str(capture["folder"])) / "captured.yaml").read_text())
     called = {kind for one in document["classes"] for kind in one["collectives"]}
     assert CHOSEN[name] <= called
     assert document["verification"]["equal"]

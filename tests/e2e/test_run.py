@@ -336,9 +336,9 @@ def test_a_technique_is_put_into_a_script_that_does_not_know_of_it(tmp_path: Pat
     options = ("--json", "--no-memory", "--technique", "sparse_gradients:ratio=0.05,chunk=16")
     done = run(tmp_path, DDP + train(12, 2e-2), *options)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["technique"]["parameters"]["ratio"] == 0.05
-    assert found["technique"]["modules"] == 1
-    assert found["kinds"]["all_reduce"][0] == 2 * 12
-    assert 0.05 <= found["technique"]["share_sent"] < 0.2
+    document = json.loads(done.stdout)
+    assert document["technique"]["parameters"]["ratio"] == 0.05
+    assert document["technique"]["modules"] == 1
+    assert document["kinds"]["all_reduce"][0] == 2 * 12
+    assert 0.05 <= document["technique"]["share_sent"] < 0.2
     assert losses(done.stderr)[-1] < losses(done.stderr)[0]

@@ -55,7 +55,7 @@ def test_ranks_that_die_while_others_gather_between_calls_change_no_bit(
         words = [sys.executable, str(LOOPS / "between.py"), "--out", str(folder), "--steps", "10", "--pause", "0.05"]
         told = launch(words, 2, 1, give_up_s=30.0)
         assert told.status == 0, told.reason
-        assert sum(len(one.dead) for one in told.replacements) == dead
+        assert sum(len(replacement.dead) for replacement in told.replacements) == dead
         losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
     assert losses[0] == losses[1]
 
@@ -92,7 +92,7 @@ def test_a_rank_and_then_the_neighbour_that_holds_its_shards_die_within_one_call
         monkeypatch.setenv("STRIKE", strikes)
         told = launch([sys.executable, str(SCRIPT), "--out", str(folder), "--steps", "10"], 2, 1)
         assert told.status == 0, told.reason
-        assert {one.name for one in folder.iterdir()} == {"0.json", "1.json", *strikes.split()}
+        assert {path.name for path in folder.iterdir()} == {"0.json", "1.json", *strikes.split()}
         losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
     assert losses[0] == losses[1]
     assert "begin again" not in capfd.readouterr().err

@@ -83,8 +83,8 @@ def test_an_unusual_script_is_captured_and_no_file_changes(folder: Path) -> None
     before = users_files(folder)
     done = windtunnel(folder, "capture", "--world-size", "4", "--device", "cpu", "train.py")
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())  # wrapped at 80 columns where sizes of pickled objects are told longer
-    assert re.search(r"all_gather 1 \S+ \S+ objects and small tensors of the host", said), done.stdout
+    text = " ".join(done.stdout.split())  # wrapped at 80 columns where sizes of pickled objects are told longer
+    assert re.search(r"all_gather 1 \S+ \S+ objects and small tensors of the host", text), done.stdout
     assert users_files(folder) == before
 
 
@@ -100,7 +100,7 @@ def test_a_call_of_one_rank_alone_is_named(folder: Path) -> None:
 def test_an_unusual_script_runs_and_its_object_collectives_are_told(folder: Path) -> None:
     done = windtunnel(folder, "run", "--cluster", "h100-sxm:8", "--json", "--no-memory", "train.py")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["control"] == {"all_gather": 4, "scatter": 1}
-    assert found["kinds"]["all_to_all"][0] == 4
+    document = json.loads(done.stdout)
+    assert document["control"] == {"all_gather": 4, "scatter": 1}
+    assert document["kinds"]["all_to_all"][0] == 4
     assert (folder / "model.pt").read_bytes() != b"mine"  # it ran for real

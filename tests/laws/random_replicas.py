@@ -55,9 +55,9 @@ def case(seed: int) -> tuple[object, ...]:
     router = ROUTERS[sorted(ROUTERS)[int(draw.integers(len(ROUTERS)))]].make()
     sent, refused = loop.simulate(load, replicas, router, block_size=BLOCK, longest=blocks * BLOCK)
     stamps = [(o.index, o.cached_len, o.queued_ns, o.scheduled_ns, o.first_ns, o.last_ns, o.preemptions) for o in sent]
-    tallies = [one.tally for one in replicas]
-    counts = [(one.busy_ticks, one.block_ticks, one.steps, sorted(one.gap_counts.items())) for one in tallies]
-    return seed, stamps, [one.index for one in refused], counts, [one.pool.hits for one in replicas]
+    tallies = [replica.tally for replica in replicas]
+    counts = [(tally.busy_ticks, tally.block_ticks, tally.steps, sorted(tally.gap_counts.items())) for tally in tallies]
+    return seed, stamps, [one.index for one in refused], counts, [replica.pool.hits for replica in replicas]
 
 
 if __name__ == "__main__":

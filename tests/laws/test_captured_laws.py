@@ -196,7 +196,7 @@ def test_groups_moved_by_the_grid_are_the_real_groups(grid: Grid) -> None:
 
     def members_for(rank: int, members: tuple[int, ...]) -> tuple[int, ...]:
         at = np.argwhere(shape == rank)[0]
-        places = np.array([np.argwhere(shape == one)[0] for one in members])
+        places = np.array([np.argwhere(shape == member)[0] for member in members])
         varies = (places != places[0]).any(axis=0)
         return tuple(int(shape[tuple(np.where(varies, place, at))]) for place in places)
 

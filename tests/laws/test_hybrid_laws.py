@@ -98,7 +98,7 @@ def test_pools_with_a_limit_are_never_over_full(jobs):
         leases = leases_of(work, clouds, plan(work, clouds, weights))
         assert first_overlap(leases, {("own",): OWN, ("east",): 8}) is None
     leases = leases_of(work, clouds_of(), starburst(work, clouds_of()))
-    assert first_overlap([one for one in leases if one.path == ("own",)], {("own",): OWN}) is None
+    assert first_overlap([lease for lease in leases if lease.path == ("own",)], {("own",): OWN}) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -144,11 +144,11 @@ def test_nobody_who_may_leave_waits_longer_than_patience(jobs, factor):
 def test_the_profile_finds_the_first_time_that_a_search_of_every_second_finds(asked):
     profile, busy = Profile(8), np.zeros(2000, int)
     for begin, gpus, lasts in asked:
-        found = profile.earliest(begin, gpus, lasts)
+        earliest = profile.earliest(begin, gpus, lasts)
         naive = next(at for at in range(begin, 2000) if (busy[at : at + lasts] + gpus <= 8).all())
-        assert found == naive
-        profile.take(found, found + lasts, gpus)
-        busy[found : found + lasts] += gpus
+        assert earliest == naive
+        profile.take(earliest, earliest + lasts, gpus)
+        busy[earliest : earliest + lasts] += gpus
 
 
 @settings(max_examples=80, deadline=None)

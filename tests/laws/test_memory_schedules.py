@@ -72,12 +72,12 @@ def test_recomputation_keeps_less(job):
 @given(jobs())
 def test_each_zero_stage_shards_more(job):
     """But FSDP2 in a pipeline, which holds a step's parameters and gradients whole beside the shards."""
-    held = [state(answer(job, zero_stage=stage)) for stage in range(4)]
+    states = [state(answer(job, zero_stage=stage)) for stage in range(4)]
     whole = job.plan["framework"] in ("torchtitan", "fsdp") and job.plan["pp"] > 1
-    for more, less in [held[:2]] if whole else pairwise(held):
+    for more, less in [states[:2]] if whole else pairwise(states):
         assert all(b <= a for a, b in zip(more, less, strict=True))
     if job.cluster.n_gpus > job.plan["tp"] * job.plan["pp"] and not whole:
-        assert held[3] < held[0]
+        assert states[3] < states[0]
 
 
 GROWTHS = {

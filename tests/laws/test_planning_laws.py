@@ -144,8 +144,8 @@ def test_less_is_never_better() -> None:
     bounds = Bounds(straggling(free.cluster))
     best = Search(free, bounds).run(1).found[0]
     for field, value in (("tp", 4), ("pp", 2), ("recompute", "full")):
-        held = Space(free.model, free.cluster, {**free.given, field: value})
-        assert Search(held, bounds).run(1).found[0].score_ns >= best.score_ns
+        space = Space(free.model, free.cluster, {**free.given, field: value})
+        assert Search(space, bounds).run(1).found[0].score_ns >= best.score_ns
     tight = Search(free, bounds, capacity_bytes=int(best.replay.peak_bytes * 0.9)).run(1)
     assert tight.found[0].score_ns >= best.score_ns
     assert tight.found[0].replay.peak_bytes <= best.replay.peak_bytes * 0.9

@@ -94,7 +94,7 @@ def _built(layout: Any, piece: Any, phase: Kind) -> dict[str, Any]:
 
 
 def _fields(segment: pass_lowering.Segment) -> dict[str, Any]:
-    found = {field.name: getattr(segment, field.name) for field in dataclasses.fields(segment)}
-    graph = found.pop("graph")
-    found |= {f"graph.{field.name}": getattr(graph, field.name) for field in dataclasses.fields(graph)}
-    return found
+    fields = {field.name: getattr(segment, field.name) for field in dataclasses.fields(segment)}
+    graph = fields.pop("graph")
+    fields |= {f"graph.{field.name}": getattr(graph, field.name) for field in dataclasses.fields(graph)}
+    return fields

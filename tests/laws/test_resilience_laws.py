@@ -125,8 +125,8 @@ def test_more_standbys_never_lose_progress(name: str) -> None:
 
 @pytest.mark.parametrize("kept", [0, 3])
 def test_the_curve_over_scales_goes_through_the_job_itself(kept: int) -> None:
-    for one in survive(asked(policies=tuple(POLICIES), standbys=kept, seeds=1)).entries:
-        assert dict(one.scale_curve)[1024] == pytest.approx(one.ettr_exact, rel=1e-12), one.policy
+    for entry in survive(asked(policies=tuple(POLICIES), standbys=kept, seeds=1)).entries:
+        assert dict(entry.scale_curve)[1024] == pytest.approx(entry.ettr_exact, rel=1e-12), entry.policy
 
 
 def test_the_interval_has_an_optimum_and_both_sides_are_worse() -> None:
@@ -141,19 +141,19 @@ def test_the_interval_has_an_optimum_and_both_sides_are_worse() -> None:
 def test_simulation_and_closed_form_agree() -> None:
     process = FailureProcess("plain", "", (Cause("gpu", "gpu", "gpu", 1e-7),))
     answer = survive(asked(process=process, policies=("restart", "standby", "parcae"), days=100.0, seeds=40))
-    for one in answer.entries:
-        spread = (one.ettr_p95 - one.ettr_p5) / 3.3 / 40**0.5
-        assert one.ettr == pytest.approx(one.ettr_exact, abs=4 * spread + 2e-3)
+    for entry in answer.entries:
+        spread = (entry.ettr_p95 - entry.ettr_p5) / 3.3 / 40**0.5
+        assert entry.ettr == pytest.approx(entry.ettr_exact, abs=4 * spread + 2e-3)
 
 
 @pytest.mark.parametrize("name", ["standby", "byterobust", "shrink"])
 def test_sending_a_slow_host_away_is_a_planned_change_and_pauses_the_job(name: str) -> None:
     process = FailureProcess("slow", "", (), slow=SlowHosts(1e-7, 0.1, 60.0, 7200.0))
     times = with_times(published(), {"delta_groups": "200s", "standby_wake": "200s", "peer_state": "100s"})
-    one = survive(asked(process=process, times=times, policies=(name,), days=100.0, seeds=40)).entries[0]
-    assert one.waterfall["groups"] == pytest.approx(2 * one.waterfall["load"])
-    assert one.waterfall["load"] > 100.0
-    assert one.ettr == pytest.approx(one.ettr_exact, abs=2e-3)
+    entry = survive(asked(process=process, times=times, policies=(name,), days=100.0, seeds=40)).entries[0]
+    assert entry.waterfall["groups"] == pytest.approx(2 * entry.waterfall["load"])
+    assert entry.waterfall["load"] > 100.0
+    assert entry.ettr == pytest.approx(entry.ettr_exact, abs=2e-3)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
@@ -164,13 +164,13 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
 
 def test_waterfalls_sum_to_the_wall_time() -> None:
     answer = survive(asked(policies=tuple(POLICIES)))
-    for one in answer.entries:
-        assert sum(one.waterfall.values()) == pytest.approx(answer.wall_s, rel=1e-12)
+    for entry in answer.entries:
+        assert sum(entry.waterfall.values()) == pytest.approx(answer.wall_s, rel=1e-12)
 
 
 def test_policies_meet_the_same_failures() -> None:
     answer = survive(asked(policies=("standby", "shrink", "parcae")))
-    counts = {tuple(one.interruptions_by_cause.items()) for one in answer.entries}
+    counts = {tuple(entry.interruptions_by_cause.items()) for entry in answer.entries}
     assert len(counts) == 1
     lemons_come_back = survive(asked(policies=("restart",))).entries[0]
     assert lemons_come_back.interruptions > answer.entries[0].interruptions

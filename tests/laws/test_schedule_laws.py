@@ -168,11 +168,11 @@ def test_groups_smaller_than_p_hold_less_and_wait(p, n, m, v, f, b):
 @given(st.integers(2, 8), st.integers(1, 12), st.integers(1, 20), st.integers(2, 4))
 def test_passes_in_flight_are_those_before_the_first_backward(p, n, m, v):
     s = schedule("interleaved", p, m, v, min(n, m))
-    found = chunks_in_flight(p, m, v, min(n, m))
+    chunks = chunks_in_flight(p, m, v, min(n, m))
     for rank in range(p):
         kind, chunk = s.kind[s.of_rank(rank)], s.chunk[s.of_rank(rank)]
         first = int(np.argmax(kind == Kind.BACKWARD))
-        assert found[rank].tolist() == np.bincount(chunk[:first], minlength=v).tolist()
+        assert chunks[rank].tolist() == np.bincount(chunk[:first], minlength=v).tolist()
 
 
 @law

@@ -118,7 +118,7 @@ def _check_gaps(replica: Replica | StepwiseReplica, sent: list[Sequence]) -> Non
 
 
 def _fields(rules: Rules) -> dict[str, Any]:
-    return {one.name: getattr(rules, one.name) for one in fields(rules)}
+    return {field.name: getattr(rules, field.name) for field in fields(rules)}
 
 
 @settings(max_examples=300, deadline=None)
@@ -199,10 +199,10 @@ def test_replicas_share_the_requests(router: Any) -> None:
     servers = [Replica(plain_times(), Rules(block_size=BLOCK), 3000) for _ in range(4)]
     sent, _ = simulate(load, servers, router(), block_size=BLOCK)
     assert len(sent) == 400
-    tokens = [one.tally.tokens for one in servers]
+    tokens = [server.tally.tokens for server in servers]
     assert min(tokens) > 0.1 * sum(tokens)
     assert sum(tokens) == int(load.input_tokens.sum() + load.output_tokens.sum()) - 400
-    assert all(one.pool.held == 0 for one in servers)
+    assert all(server.pool.held == 0 for server in servers)
 
 
 @pytest.mark.parametrize("lag", [False, True])

@@ -33,7 +33,7 @@ def _server(senders: int, takers: int, blocks: int) -> Disaggregated:
 
 def _nothing_left(server: Disaggregated) -> bool:
     parts = replicas_of(server)
-    counts = [(one.load, one.pool.held, one.outstanding_tokens) for one in parts]
+    counts = [(part.load, part.pool.held, part.outstanding_tokens) for part in parts]
     return server.load == 0 and set(counts) == {(0, 0, 0)} and not server.unwanted
 
 
@@ -63,8 +63,8 @@ def test_a_clock_sees_the_stamps_of_the_simulation(
                 assert told.index not in last
                 last[told.index] = told.at_ns
         if place < N and coming[place] <= now:
-            one = Sequence(place, int(load.input_tokens[place]), int(load.output_tokens[place]), coming[place])
-            assert fleet.submit(one, coming[place])
+            sequence = Sequence(place, int(load.input_tokens[place]), int(load.output_tokens[place]), coming[place])
+            assert fleet.submit(sequence, coming[place])
             place += 1
     for told in fleet.advance(now + 1):
         tokens[told.index] += told.tokens

@@ -50,6 +50,6 @@ def test_a_path_of_odd_characters_stands_in_one_line() -> None:
 def test_a_name_that_no_file_can_have_is_one_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ["--cluster", "h100-sxm:1"] if words == ["plan"] else []
     assert main([*words, "9" * 5000, *cluster]) == 2
-    said = capsys.readouterr().err
-    assert "unknown model" in said if cluster else "too long" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "unknown model" in message if cluster else "too long" in message
+    assert message.count("\n") == 1

@@ -84,9 +84,9 @@ def process(*words: str, environment: Mapping[str, str] | None = None) -> Iterat
         try:
             assert select.select([running.stderr], [], [], 120)[0]
             said = running.stderr.readline().decode()
-            found = re.search(r"http://[^/\s]+?:(\d+)/", said)
-            assert found is not None, said
-            yield Running(int(found[1]), said, running.pid)
+            match = re.search(r"http://[^/\s]+?:(\d+)/", said)
+            assert match is not None, said
+            yield Running(int(match[1]), said, running.pid)
         finally:
             running.send_signal(signal.SIGTERM)
             running.stderr.read()

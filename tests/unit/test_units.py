@@ -112,9 +112,9 @@ def test_nonsense_is_refused_with_the_field(value: object) -> None:
     with pytest.raises(SpecError) as caught:
         units.parse_bytes(value, "gpu.memory", "my.yaml")
     assert caught.value.field == "gpu.memory"
-    said = "is not given: " if value is None else "= "
-    assert str(caught.value).startswith(f"my.yaml: gpu.memory {said}")
-    assert len(str(caught.value)) > len(f"my.yaml: gpu.memory {said}: ")
+    text = "is not given: " if value is None else "= "
+    assert str(caught.value).startswith(f"my.yaml: gpu.memory {text}")
+    assert len(str(caught.value)) > len(f"my.yaml: gpu.memory {text}: ")
 
 
 def test_the_message_says_what_to_write() -> None:

@@ -28,10 +28,10 @@ NO_TOOLS = {  # they run programs, hold a port, write, or look at the clock
 
 def test_each_verb_of_the_registry_is_a_tool_or_is_known_to_do_more_than_answer() -> None:
     assert set(QUESTIONS) == {*TOOLS.values(), *NO_TOOLS}
-    for one in descriptions():
-        assert one["inputSchema"]["type"] == "object"
-        assert "question" not in one["inputSchema"]["properties"]
-        json.dumps(one)
+    for description in descriptions():
+        assert description["inputSchema"]["type"] == "object"
+        assert "question" not in description["inputSchema"]["properties"]
+        json.dumps(description)
 
 
 def test_a_tool_answers_as_the_function_does(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_every_line_of_the_skills_is_one_that_the_command_line_takes() -> None:
     assert len(lines) >= 7
     for line in lines:
         _, verb, *given = shlex.split(line.replace("MODEL", "llama-3-8b").replace("train.sh", "llama-3-8b"))
-        known = {f"--{name}" for name in (*flag_fields(question_class(verb)), "json", "no-save")}
-        assert {word for word in given if word.startswith("--")} <= known, line
+        names = {f"--{name}" for name in (*flag_fields(question_class(verb)), "json", "no-save")}
+        assert {word for word in given if word.startswith("--")} <= names, line
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_a_client_lists_calls_and_is_refused(tmp_path: Path) -> None:
     async def talk() -> None:
         async with mcp.Client(server(tmp_path)) as client:
             assert {tool.name for tool in (await client.list_tools()).tools} == set(TOOLS)
-            found = await client.call_tool("predict", STEP)
-            assert not found.is_error
-            assert json.loads(found.content[0].text)["answer"]["step_time_ns"] > 0
+            call_tool = await client.call_tool("predict", STEP)
+            assert not call_tool.is_error
+            assert json.loads(call_tool.content[0].text)["answer"]["step_time_ns"] > 0
             wrong = await client.call_tool("predict", {**STEP, "model": "/etc/passwd"})
             assert wrong.is_error
             assert (await client.call_tool("capture", {})).is_error

@@ -191,12 +191,12 @@ def test_every_file_of_every_verb_is_read_within_bounds(
     for words in asked[[*HOSTILE, *PLACES].index(what) % 3 :: 3]:
         with bounded():
             status = main(words)
-        said = capsys.readouterr().err
-        assert status == 2, (words, said)
-        assert said.startswith("windtunnel: error: "), (words, said)
-        assert len(said.splitlines()) == 1, (words, said)
-        refused_file = "in." in said  # not the line; but an empty TOML is a whole torchtitan plan, of a larger batch
-        assert refused_file or (what == "empty" and "--plan" in words), (words, said)
+        message = capsys.readouterr().err
+        assert status == 2, (words, message)
+        assert message.startswith("windtunnel: error: "), (words, message)
+        assert len(message.splitlines()) == 1, (words, message)
+        refused_file = "in." in message  # not the line; but an empty TOML is a whole torchtitan plan, of a larger batch
+        assert refused_file or (what == "empty" and "--plan" in words), (words, message)
     assert not Path("ran").exists()
 
 

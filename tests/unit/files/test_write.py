@@ -37,7 +37,7 @@ def test_what_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken" / "inside").mkdir(parents=True)
     with pytest.raises(InputFileError, match="cannot be written"):
         write_atomically(tmp_path / "taken", b"x")
-    assert [one.name for one in tmp_path.iterdir()] == ["taken"]
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 def test_of_many_writers_one_is_read(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_of_many_writers_one_is_read(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     assert (tmp_path / "f").read_bytes() in texts
-    assert [one.name for one in tmp_path.iterdir()] == ["f"]
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
 @pytest.mark.parametrize("act", [lambda runs, name: runs.delete(name), lambda runs, name: runs.tag(name, "late")])

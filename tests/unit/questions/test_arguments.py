@@ -127,7 +127,7 @@ def test_unknown_names_are_told_what_there_is(asked: Callable[[], Any]) -> None:
 
 def test_survive_takes_a_text_of_policies_and_a_step_time() -> None:
     answer = survive(policies="restart, standby", step_time="5s")
-    assert [one.policy for one in answer.entries] == ["restart", "standby"]
+    assert [entry.policy for entry in answer.entries] == ["restart", "standby"]
     assert answer.asked.step_s == 5.0
     with pytest.raises(UserError, match="step_time"):
         windtunnel.survive(MODEL, CLUSTER, PLAN, step_time="5s")

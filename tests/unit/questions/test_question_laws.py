@@ -55,13 +55,13 @@ def test_a_new_field_with_a_default_changes_no_hash(verb: str, data: st.DataObje
     kind = question_class(verb)
     hints = get_type_hints(kind, include_extras=True)  # of fields that a part hands down as well
     old = [
-        (one.name, hints[one.name], dataclass_field(default=one.default, default_factory=one.default_factory))
-        for one in fields(kind)
+        (field.name, hints[field.name], dataclass_field(default=field.default, default_factory=field.default_factory))
+        for field in fields(kind)
     ]
     new = ("brand_new", int, dataclass_field(default=7))
     space = {"verb": verb, "__module__": kind.__module__}
     later = make_dataclass("Later", [*old, new], frozen=True, kw_only=True, namespace=space)
-    values = {one.name: getattr(question, one.name) for one in fields(kind)}
+    values = {field.name: getattr(question, field.name) for field in fields(kind)}
     assert plain(later(**values)) == plain(question)
     assert plain(later(**values, brand_new=8)) == {**plain(question), "brand_new": 8}
 

@@ -16,11 +16,11 @@ SMALL = ("gpt2-xl", "a100-80gb:8", {"global_batch": 8, "seq_len": 256, "pp": 2})
 
 
 def test_it_is_frozen_and_equal_to_its_like() -> None:
-    one = Scenario(["gpu=1:1.2"], "2%", seed=3)
-    assert one == Scenario(("gpu=1:1.2",), "2%", seed=3)
-    assert len({one, Scenario(("gpu=1:1.2",), "2%", seed=3), CALM}) == 2
+    scenario = Scenario(["gpu=1:1.2"], "2%", seed=3)
+    assert scenario == Scenario(("gpu=1:1.2",), "2%", seed=3)
+    assert len({scenario, Scenario(("gpu=1:1.2",), "2%", seed=3), CALM}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        one.seed = 4  # type: ignore[misc]
+        scenario.seed = 4  # type: ignore[misc]
     assert tuple(Parts.__annotations__) == NAMES
 
 

@@ -187,7 +187,9 @@ def test_every_framework_has_habits(case: Any, framework: str, taken: str) -> No
 def test_adapters_are_those_of_the_source(case: Any, changes: dict[str, Any], rank: int, targets: str) -> None:
     found = case(task="lora", **changes)
     assert (found.plan.lora_rank, found.plan.lora_targets) == (rank, targets)
-    assert any("rank of the adapters" in one for one in found.assumptions) == ("rank" not in changes.get("notes", ""))
+    assert any("rank of the adapters" in assumption for assumption in found.assumptions) == (
+        "rank" not in changes.get("notes", "")
+    )
 
 
 def test_packed_documents_of_unknown_length_widen_the_band(case: Any) -> None:
@@ -236,7 +238,7 @@ def test_what_no_rule_knows_is_answered_and_said(case: Any) -> None:
 
 def test_nothing_overlaps_where_a_source_says_so(case: Any) -> None:
     plan = case(notes="gradients reduced after the backward pass, nothing overlaps", tp=2).plan
-    assert not any(getattr(plan, one.name) for one in fields(plan) if one.name.startswith("overlap_"))
+    assert not any(getattr(plan, field.name) for field in fields(plan) if field.name.startswith("overlap_"))
 
 
 def test_columns_of_overlap_and_buckets_become_plan_fields(case: Any) -> None:

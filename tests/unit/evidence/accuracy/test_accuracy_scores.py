@@ -267,9 +267,9 @@ def test_the_page_shows_a_leave_one_out_table_that_lies_beside_the_measurements(
 
 
 def test_every_shipped_constant_is_listed_with_a_finite_name() -> None:
-    files = {one.file: one for one in fitted_constants()}
+    files = {fitted_constant.file: fitted_constant for fitted_constant in fitted_constants()}
     training = files["windtunnel/physics/cost/calibration/training.yaml"]
-    names = {one.name for one in training.constants}
+    names = {constant.name for constant in training.constants}
     assert any(name.startswith("generations.hopper") for name in names)
     assert len(names) == len(training.constants)
-    assert all(one.value for file in files.values() for one in file.constants)
+    assert all(constant.value for file in files.values() for constant in file.constants)

@@ -99,10 +99,10 @@ def test_the_document_says_what_was_changed(run: str, slow: Result, capsys: pyte
     assert whatif(run, "--set", "cluster.nic=800Gb/s", "--set", "slow.none", "--json", "--no-save") == 0
     out, err = capsys.readouterr()
     assert err == ""
-    found = json.loads(out)
-    assert found["a"]["content_hash"] == slow.content_hash
-    assert sum(found["causes_ns"].values()) == found["step_ns"]
-    differences = {one["field"]: (one["a"], one["b"]) for one in found["spec"]}
+    document = json.loads(out)
+    assert document["a"]["content_hash"] == slow.content_hash
+    assert sum(document["causes_ns"].values()) == document["step_ns"]
+    differences = {one["field"]: (one["a"], one["b"]) for one in document["spec"]}
     assert differences["slow"] == (list(SLOW), None)
     assert differences["jitter"] == ("0.02", None)
     assert differences["cluster.scale_out.bandwidth_bytes_per_s"] == (50e9, 100e9)
@@ -111,9 +111,9 @@ def test_the_document_says_what_was_changed(run: str, slow: Result, capsys: pyte
 
 def test_bands_do_not_cast_doubt_on_mending(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert whatif(run, "--set", "slow.none", "--no-save") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "not certain" not in said
-    assert "slow gpu=3:1.3, link=node1.nic2:0.5 → none" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "not certain" not in text
+    assert "slow gpu=3:1.3, link=node1.nic2:0.5 → none" in text
 
 
 @pytest.mark.parametrize(

@@ -274,8 +274,8 @@ def test_the_command_that_a_result_names_gives_that_result() -> None:
 ), max_size=8))  # fmt: skip
 @settings(max_examples=300, deadline=None)
 def test_any_mapping_is_a_plan_or_a_user_error(fields: dict[str, Any]) -> None:
-    said = plan_or_message(fields)
-    assert not isinstance(said, str) or "\n" not in said
+    plan = plan_or_message(fields)
+    assert not isinstance(plan, str) or "\n" not in plan
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
@@ -283,8 +283,8 @@ def test_any_mapping_is_a_plan_or_a_user_error(fields: dict[str, Any]) -> None:
 def test_any_file_is_a_plan_or_a_user_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "plan.yaml"
     path.write_bytes(data)
-    said = plan_or_message(path)
-    assert not isinstance(said, str) or str(path) in said
+    plan = plan_or_message(path)
+    assert not isinstance(plan, str) or str(path) in plan
 
 
 WORDS = [

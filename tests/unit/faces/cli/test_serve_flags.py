@@ -84,9 +84,9 @@ def test_a_word_that_is_gone_says_the_line_of_today(
     before: str, today: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(before.split()) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert f"windtunnel {today}\n" in told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"windtunnel {today}\n" in message
 
 
 def test_names_of_before_are_still_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_requests_longer_than_the_model_is_made_for_are_refused_unless_the_serve
         "--json",
     ]
     assert main([*words, "--prompt", "4001"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["feasible"], found["refused"], found["max_model_len"]) == (False, 4, 4096)
-    assert "--max-model-len" in found["reason"]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["feasible"], document["refused"], document["max_model_len"]) == (False, 4, 4096)
+    assert "--max-model-len" in document["reason"]
     for more in (["--prompt", "4000"], ["--prompt", "4001", "--max-model-len", "5000"]):
         assert main([*words, *more]) == 0
         assert json.loads(capsys.readouterr().out)["finished"] == 4
@@ -174,15 +174,15 @@ def test_formats_are_the_checkpoints_unless_asked_for(capsys: pytest.CaptureFixt
         "--json",
     ]
     assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["weights_format"], found["kv_format"], found["max_model_len"]) == ("bf16", "bf16", 131072)
-    assert found["memory_bytes_per_gpu"]["weights"] < 16 * 2**30  # 21 billion, most of them in 4 bits
-    assert (found["speculative_tokens"], found["engine"]) == (0, found["engine_calibrated_to"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["weights_format"], document["kv_format"], document["max_model_len"]) == ("bf16", "bf16", 131072)
+    assert document["memory_bytes_per_gpu"]["weights"] < 16 * 2**30  # 21 billion, most of them in 4 bits
+    assert (document["speculative_tokens"], document["engine"]) == (0, document["engine_calibrated_to"])
     assert main([*words, "--weights", "fp8", "--engine", "vllm-99.1"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["weights_format"], found["engine"]) == ("fp8", "vllm 99.1")
-    assert found["engine_calibrated_to"] != found["engine"]
-    assert any("newer than" in one for one in found["warnings"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["weights_format"], document["engine"]) == ("fp8", "vllm 99.1")
+    assert document["engine_calibrated_to"] != document["engine"]
+    assert any("newer than" in one for one in document["warnings"])
 
 
 def test_a_placement_says_whom_it_leaves_out_and_what_the_cluster_lacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,9 +197,9 @@ def test_a_placement_says_whom_it_leaves_out_and_what_the_cluster_lacks(capsys: 
 @pytest.mark.parametrize("verb", ["", "plan ", "scale "])
 def test_a_bare_limit_that_cannot_be_meant_asks_for_its_unit(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *f"{verb}{ONE} --tpot 40".split()]) == 2
-    told = capsys.readouterr().err
-    assert "--tpot" in told
-    assert "give 40ms, or 40s" in told
+    message = capsys.readouterr().err
+    assert "--tpot" in message
+    assert "give 40ms, or 40s" in message
 
 
 def test_a_limit_that_needs_its_unit_is_asked_again_with_it() -> None:

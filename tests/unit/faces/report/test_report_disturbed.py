@@ -78,8 +78,8 @@ def test_the_page_holds_every_rank_as_runs(disturbed: Result) -> None:
     text = page_of(prediction_document(disturbed))
     data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
     assert data is not None
-    found = json.loads(data[1])
-    by_host, by_stage = found["every-rank-by-host"], found["every-rank-by-replica-and-stage"]
+    document = json.loads(data[1])
+    by_host, by_stage = document["every-rank-by-host"], document["every-rank-by-replica-and-stage"]
     assert sum(by_host["runs"][1::2]) == disturbed.n_gpus == by_host["columns"] * by_host["rows"]
     assert (by_stage["columns"], by_stage["rows"]) == (32, 16)
     known = disturbed.disturbed

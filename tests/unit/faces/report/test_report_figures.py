@@ -67,10 +67,10 @@ def test_plain_is_one_printable_line(text: str) -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=20))
 def test_every_key_gets_a_slot_and_order_does_not_matter(keys: list[str]) -> None:
-    found = categories.time_categories(keys)
-    assert set(found) == set(keys)
-    assert list(categories.time_categories(reversed(keys)).items()) == list(found.items())
-    assert all(re.fullmatch(r"[a-z]+-\d", category.slot) for category in found.values())
+    time_categories = categories.time_categories(keys)
+    assert set(time_categories) == set(keys)
+    assert list(categories.time_categories(reversed(keys)).items()) == list(time_categories.items())
+    assert all(re.fullmatch(r"[a-z]+-\d", category.slot) for category in time_categories.values())
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ class Page(HTMLParser):
 
 
 def _data(text: str) -> dict:
-    found = re.search(r'<script type="application/json" class="views-data" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" class="views-data" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,7 +70,7 @@ def test_every_colour_is_defined(name: str, request: pytest.FixtureRequest) -> N
     text = render_html(request.getfixturevalue(name))
     lanes = [one["categories"] for one in _data(text).values() if "categories" in one]
     used = {c for c in Page(text).classes() if re.fullmatch(r"[a-z]+-\d", c)} | {
-        c["slot"] for one in lanes for c in one
+        c["slot"] for lane in lanes for c in lane
     }
     for slot in used:
         assert f".{slot} {{" in text

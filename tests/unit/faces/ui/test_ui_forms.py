@@ -80,9 +80,9 @@ def test_a_form_is_asked_as_its_question(client: TestClient, monkeypatch: pytest
 
 def test_a_layout_that_does_not_fit_the_gpus_names_the_button_that_finds_one(client: TestClient) -> None:
     asked = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "gpus": "8", "tp": "8", "pp": "4", "global_batch": "64"}
-    said = client.get("/answer", params=asked | {"seq_len": "4096"}).text
-    assert 'data-field="tp"' in said
-    assert "press Find the best plan" in said
+    text = client.get("/answer", params=asked | {"seq_len": "4096"}).text
+    assert 'data-field="tp"' in text
+    assert "press Find the best plan" in text
 
 
 def test_what_if_says_first_what_is_fastest_and_what_a_slow_gpu_costs(client: TestClient) -> None:
@@ -94,20 +94,20 @@ def test_what_if_says_first_what_is_fastest_and_what_a_slow_gpu_costs(client: Te
         "seq_len": "4096",
         "tp": "2",
     }
-    said = client.get("/points", params=asked | {"vary": "precision"}).text
-    assert re.search(r"Precision \w+ is the fastest that fits: [\d.]+ m?s a step", said)
-    said = client.get("/points", params=asked | {"vary": "slow"}).text
-    assert re.search(r"gpu=\d:1.5 makes the step [\d.]+% longer", said)
+    text = client.get("/points", params=asked | {"vary": "precision"}).text
+    assert re.search(r"Precision \w+ is the fastest that fits: [\d.]+ m?s a step", text)
+    text = client.get("/points", params=asked | {"vary": "slow"}).text
+    assert re.search(r"gpu=\d:1.5 makes the step [\d.]+% longer", text)
 
 
 def test_a_form_says_what_its_fields_are_and_which_files_they_take(client: TestClient) -> None:
     """A log goes to `log`, not to the seconds that were measured, which is the first free field."""
-    said = client.get("/studies", params={"verb": "diagnose"}).text
-    assert re.search(r'<textarea id="f-log"[^>]* data-takes="out out log', said)
-    assert re.search(r'<input id="f-model.base"[^>]* data-takes="sh', said)
-    assert re.search(r'<span class="help" id="h-measured">Step time that was measured', said)
-    assert '<optgroup label="Serving">' in said
-    every = re.findall(r'<option value="([a-z ]+)"', said.partition("</select>")[0])
+    text = client.get("/studies", params={"verb": "diagnose"}).text
+    assert re.search(r'<textarea id="f-log"[^>]* data-takes="out out log', text)
+    assert re.search(r'<input id="f-model.base"[^>]* data-takes="sh', text)
+    assert re.search(r'<span class="help" id="h-measured">Step time that was measured', text)
+    assert '<optgroup label="Serving">' in text
+    every = re.findall(r'<option value="([a-z ]+)"', text.partition("</select>")[0])
     assert sorted(every) == sorted(VERBS)  # each stands in one area
 
 

@@ -97,8 +97,8 @@ def test_a_report_that_a_study_drew_is_shown_without_the_page(client: TestClient
 
 
 def test_names_of_dropped_files_are_never_markup(client: TestClient) -> None:
-    kept = client.post("/uploads", params={"name": f"{EVIL}.json"}, content=b"{}", headers=SAME).text
-    assert not set("<>\"'") & set(kept)
+    text = client.post("/uploads", params={"name": f"{EVIL}.json"}, content=b"{}", headers=SAME).text
+    assert not set("<>\"'") & set(text)
     assert "<script>alert" not in client.get("/studies").text
 
 
@@ -206,9 +206,9 @@ def test_a_server_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            found = re.search(r"http://\S+/", server.stderr.readline())
-            assert found is not None
-            address = found[0]
+            match = re.search(r"http://\S+/", server.stderr.readline())
+            assert match is not None
+            address = match[0]
 
             def posted(place: str, body: str) -> str:
                 headers = {"origin": address.rstrip("/"), "hx-request": "true"}
@@ -242,9 +242,9 @@ def test_what_is_copied_from_the_page_gives_the_pages_run(client: TestClient, tm
     answer = client.get("/answer", params=asked).text
 
     def copied(what: str) -> str:
-        found = re.search(rf'<pre id="as-{what}" hidden>(.*?)</pre>', answer, re.DOTALL)
-        assert found is not None
-        return html.unescape(found[1])
+        match = re.search(rf'<pre id="as-{what}" hidden>(.*?)</pre>', answer, re.DOTALL)
+        assert match is not None
+        return html.unescape(match[1])
 
     words = shlex.split(copied("command"))
     assert words[:2] == ["windtunnel", "predict"]

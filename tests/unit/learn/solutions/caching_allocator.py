@@ -75,7 +75,9 @@ class CachingAllocator:
                     del self._blocks[first + 1]
 
     def _best_fit(self, size: int) -> Block | None:
-        fits = [one for one in self._blocks if one.is_free and one.is_small == (size <= MIB) and one.size >= size]
+        fits = [
+            block for block in self._blocks if block.is_free and block.is_small == (size <= MIB) and block.size >= size
+        ]
         return min(fits, key=lambda one: (one.size, one.address), default=None)
 
     def _reserve(self, size: int) -> Block | None:
@@ -91,8 +93,8 @@ class CachingAllocator:
 
     def _release(self) -> None:
         counts: dict[int, int] = {}
-        for one in self._blocks:
-            counts[one.segment] = counts.get(one.segment, 0) + 1
-        for one in [one for one in self._blocks if one.is_free and counts[one.segment] == 1]:
-            self._blocks.remove(one)
-            self.reserved_bytes -= one.size
+        for block in self._blocks:
+            counts[block.segment] = counts.get(block.segment, 0) + 1
+        for block in [one for one in self._blocks if one.is_free and counts[one.segment] == 1]:
+            self._blocks.remove(block)
+            self.reserved_bytes -= block.size

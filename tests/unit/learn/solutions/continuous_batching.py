@@ -48,7 +48,7 @@ class Plan:
 
 def growth(decoding: Sequence[Request], block_size: int) -> int:
     """A full last block: the next token opens another."""
-    return sum(one.context % block_size == 0 for one in decoding)
+    return sum(request.context % block_size == 0 for request in decoding)
 
 
 def plan(running: Sequence[Request], waiting: Sequence[Request], free: int, rules: Rules) -> Plan:
@@ -63,18 +63,18 @@ def plan(running: Sequence[Request], waiting: Sequence[Request], free: int, rule
         free += step.preempt[-1].blocks
     free -= growth(step.decode, rules.block_size)
     budget = rules.token_budget - len(step.decode)
-    for one in kept:
-        if one.computed < one.known and budget > 0:
-            step.chunks.append((one, min(one.known - one.computed, budget)))
+    for request in kept:
+        if request.computed < request.known and budget > 0:
+            step.chunks.append((request, min(request.known - request.computed, budget)))
             budget -= step.chunks[-1][1]
     if step.preempt:
         return step
     admitted = len(kept)
-    for one in waiting:
-        blocks = -(-one.known // rules.block_size)
+    for request in waiting:
+        blocks = -(-request.known // rules.block_size)
         if budget <= 0 or admitted >= rules.max_num_seqs or blocks > free:
             break
-        step.chunks.append((one, min(one.known, budget)))
+        step.chunks.append((request, min(request.known, budget)))
         budget -= step.chunks[-1][1]
         free -= blocks
         admitted += 1
@@ -92,7 +92,7 @@ def serve(requests: Sequence[Request], rules: Rules, step_ns: Callable[[int], in
         while following < len(requests) and requests[following].arrival_ns <= clock:
             waiting.append(requests[following])
             following += 1
-        step = plan(running, waiting, rules.blocks - sum(one.blocks for one in running), rules)
+        step = plan(running, waiting, rules.blocks - sum(request.blocks for request in running), rules)
         for one in step.preempt:
             one.known = one.prompt + one.generated
             one.computed = one.blocks = one.context = 0

@@ -44,7 +44,7 @@ def schedule(ranks: int) -> list[list[Message]]:
 
 def all_reduce(buffers: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """What every rank holds after the schedule ran."""
-    held = [one.copy() for one in buffers]
+    held = [buffer.copy() for buffer in buffers]
     pieces = chunks(len(held[0]), len(held))
     for step in schedule(len(held)):
         in_flight = [(one, held[one.source][pieces[one.chunk]].copy()) for one in step]
@@ -71,7 +71,7 @@ def ring_s(ranks: int, bytes_total: float, protocol: Protocol, extra_steps: floa
 
 def fastest_s(ranks: int, bytes_total: float, protocols: Sequence[Protocol], extra_steps: float = 0.0) -> float:
     """Time under the protocol that is fastest at this size."""
-    return min(ring_s(ranks, bytes_total, one, extra_steps) for one in protocols)
+    return min(ring_s(ranks, bytes_total, protocol, extra_steps) for protocol in protocols)
 
 
 def bus_bandwidth(ranks: int, bytes_total: float, seconds: float) -> float:

@@ -34,7 +34,7 @@ Free = dict[tuple[str, int], float]
 
 
 def _unfinished(coflow: Coflow) -> list[Flow]:
-    return [one for one in coflow.flows if one.left_bytes > 0.0]
+    return [flow for flow in coflow.flows if flow.left_bytes > 0.0]
 
 
 def _need(coflow: Coflow) -> Free:
@@ -93,14 +93,14 @@ def share(coflows: Sequence[Coflow], ports: int, rate: float) -> None:
 
 def finish_s(coflows: Sequence[Coflow], ports: int, rate: float) -> list[float]:
     """From event to event: an arrival, or the end of a flow."""
-    ends = [one.arrival_s for one in coflows]
+    ends = [coflow.arrival_s for coflow in coflows]
     clock = 0.0
     while True:
-        here = [one for one in coflows if one.arrival_s <= clock and _unfinished(one)]
+        here = [coflow for coflow in coflows if coflow.arrival_s <= clock and _unfinished(coflow)]
         share(here, ports, rate)
         moving = [flow for one in here for flow in _unfinished(one) if flow.rate > 0.0]
         times = [clock + flow.left_bytes / flow.rate for flow in moving]
-        times += [one.arrival_s for one in coflows if one.arrival_s > clock]
+        times += [coflow.arrival_s for coflow in coflows if coflow.arrival_s > clock]
         if not times:
             return ends
         until = min(times)

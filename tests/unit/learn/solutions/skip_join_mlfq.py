@@ -45,20 +45,20 @@ class SkipJoin:
         for queue in self.queues:
             while queue and len(chosen) < self.batch:
                 chosen.append(queue.popleft())
-        for one in chosen:
-            one.ran_ns = now_ns
+        for request in chosen:
+            request.ran_ns = now_ns
         return chosen
 
     def give_back(self, chosen: Sequence[Request]) -> None:
         """File those that ran."""
-        for one in reversed(chosen):
-            if one.is_done:
+        for request in reversed(chosen):
+            if request.is_done:
                 continue
-            spent = one.used_ns - one.used_before_ns >= self.quantum_ns(one.level)
-            if spent and one.level + 1 < len(self.queues):
-                self._enter(one, one.level + 1)
+            spent = request.used_ns - request.used_before_ns >= self.quantum_ns(request.level)
+            if spent and request.level + 1 < len(self.queues):
+                self._enter(request, request.level + 1)
             else:
-                self.queues[one.level].appendleft(one)
+                self.queues[request.level].appendleft(request)
 
     def promote(self, now_ns: int, longest_wait_ns: int) -> None:
         """Lift the starved."""

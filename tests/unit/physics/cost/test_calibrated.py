@@ -324,8 +324,8 @@ def test_what_a_collective_adds_to_a_step_is_what_was_measured_between_and_beyon
     assert in_a_step("broadcast", 1e6, 4, cluster) is None
     for size in (float(SIZES[0]), 3e6, float(SIZES[-1])):
         assert in_a_step("broadcast", size, 2, cluster) == pytest.approx(in_step(0.9 * (8e-5 + size / 3e9)))
-    found = [in_a_step("broadcast", size, 2, cluster) for size in np.geomspace(1, 1e10, 40)]
-    for column in zip(*(one for one in found if one is not None), strict=True):
+    a_steps = [in_a_step("broadcast", size, 2, cluster) for size in np.geomspace(1, 1e10, 40)]
+    for column in zip(*(one for one in a_steps if one is not None), strict=True):
         assert list(column) == sorted(column)
     last, twice = (in_a_step("broadcast", times * SIZES[-1], 2, cluster) for times in (1, 2))
     assert last is not None

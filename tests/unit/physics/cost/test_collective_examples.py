@@ -26,7 +26,9 @@ S = 1000.0
 
 
 def by(algorithm: str, kind: str, shape: nccl.Shape, fabric: nccl.Fabric = FABRIC, size: float = S) -> nccl.Cost:
-    return next(one for one in nccl.candidates(kind, size, shape, fabric) if one.algorithm == algorithm)
+    return next(
+        candidate for candidate in nccl.candidates(kind, size, shape, fabric) if candidate.algorithm == algorithm
+    )
 
 
 def test_a_ring_inside_a_domain() -> None:
@@ -66,7 +68,9 @@ def test_a_tree() -> None:
     assert two.bandwidth_s == S * 1 * 4 / 2
     fast = FABRIC._replace(nic_seconds_per_byte=0.01)
     assert by("tree", "all_reduce", ACROSS, fast).bandwidth_s == 2 * S * 0.5
-    assert not [one for one in nccl.candidates("all_gather", S, ACROSS, FABRIC) if one.algorithm == "tree"]
+    assert not [
+        candidate for candidate in nccl.candidates("all_gather", S, ACROSS, FABRIC) if candidate.algorithm == "tree"
+    ]
 
 
 def test_the_switch_reduces() -> None:
@@ -78,10 +82,10 @@ def test_the_switch_reduces() -> None:
     tree = by("nvls_tree", "all_reduce", wide)
     assert tree.latency_s == 20 + 3 + 2 * math.log2(4) * (5 + 1 + 0.75)
     assert tree.bandwidth_s == S * 2 * 4 / 3
-    names = {one.algorithm for one in nccl.candidates("all_reduce", S, ACROSS, FABRIC)}
+    names = {candidate.algorithm for candidate in nccl.candidates("all_reduce", S, ACROSS, FABRIC)}
     assert "nvls_tree" not in names  # of two GPUs in a domain the switch has nothing to add
     near = FABRIC._replace(nvls_tree_most=3)
-    assert "nvls_tree" not in {one.algorithm for one in nccl.candidates("all_reduce", S, wide, near)}
+    assert "nvls_tree" not in {candidate.algorithm for candidate in nccl.candidates("all_reduce", S, wide, near)}
 
 
 def test_a_domain_beyond_what_was_fitted_fills_and_switches_more_slowly_and_drives_few_nics() -> None:
@@ -141,15 +145,15 @@ def test_a_mesh_has_fewer_links_for_a_small_group() -> None:
 
 def test_the_fastest_is_chosen_and_a_large_sum_across_switches_is_a_tree_of_them() -> None:
     wide = nccl.Shape(12, 3.0, 4, 1.0)
-    found = nccl.candidates("all_reduce", S, wide, FABRIC)
-    assert nccl.chosen("all_reduce", S, wide, FABRIC).seconds == min(one.seconds for one in found)
+    candidates = nccl.candidates("all_reduce", S, wide, FABRIC)
+    assert nccl.chosen("all_reduce", S, wide, FABRIC).seconds == min(one.seconds for one in candidates)
     slow = FABRIC._replace(nvls=UP._replace(base_s=1e9))
     large = nccl.NVLS_TREE_WIDTH * nccl.NVLS_TREE_FROM_BYTES
     assert nccl.chosen("all_reduce", large, wide, slow).algorithm == "nvls_tree"
     assert nccl.chosen("all_reduce", nccl.NVLS_TREE_FROM_BYTES, wide, slow).algorithm != "nvls_tree"
     half = nccl.chosen("all_reduce", nccl.NVLS_TREE_FROM_BYTES * 2, wide, slow)  # half way, on a scale of logarithms
     sizes = nccl.candidates("all_reduce", nccl.NVLS_TREE_FROM_BYTES * 2, wide, slow)
-    best, tree = min(one.seconds for one in sizes), sizes[-1].seconds
+    best, tree = min(size.seconds for size in sizes), sizes[-1].seconds
     assert half.seconds == pytest.approx(math.sqrt(best * tree))
 
 
@@ -161,30 +165,30 @@ def test_constants_become_the_rates_of_these_links() -> None:
     up = constants["scale_up"]["hopper"]
     nets = constants["networks"][LINKS.net_protocol]
     net = {**nets["default"], **nets.get("hopper", {})}
-    found = nccl.fabric_of(constants, LINKS._replace(up_latency_s=up["reference_latency_us"] * 1e-6))
-    for one, (name, spec) in zip(found.protocols, up["protocols"].items(), strict=True):
+    fabric = nccl.fabric_of(constants, LINKS._replace(up_latency_s=up["reference_latency_us"] * 1e-6))
+    for one, (name, spec) in zip(fabric.protocols, up["protocols"].items(), strict=True):
         assert one.name == name
         assert one.base_s == pytest.approx(spec["base_us"] * 1e-6)
         assert one.hop_s == pytest.approx(spec["hop_us"] * 1e-6)
         assert one.seconds_per_byte == pytest.approx(1 / (450e9 * spec["efficiency"]))
         assert one.ring_step_s == pytest.approx(net["ring_step_us"][name] * 1e-6)
         assert one.tree_step_s == pytest.approx(net["tree_step_us"][name] * 1e-6)
-    assert found.nic_seconds_per_byte == pytest.approx(1 / (50e9 * net["efficiency"]))
-    assert found.nic_ep_seconds_per_byte == pytest.approx(1 / (50e9 * net["expert_parallel_efficiency"]))
-    assert found.ep_seconds_per_byte == pytest.approx(1 / (450e9 * constants["expert_parallel"]["efficiency"]))
-    assert found.ep_base_s == pytest.approx(constants["expert_parallel"]["base_us"] * 1e-6)
-    assert found.nic_latency_s == 2e-6
-    assert found.bulk_s == pytest.approx(net["bulk_us"] * 1e-6)
-    assert found.bulk_nvls_s == pytest.approx(net["bulk_nvls_us"] * 1e-6)
-    assert found.nvls_fill_s == pytest.approx(up["nvls"]["fill_us"] * 1e-6)
-    assert found.extra_steps == up["extra_steps"]
-    assert found.direct_extra == up["direct"]["extra_steps"]
-    assert found.measured_up
-    assert found.measured_net
+    assert fabric.nic_seconds_per_byte == pytest.approx(1 / (50e9 * net["efficiency"]))
+    assert fabric.nic_ep_seconds_per_byte == pytest.approx(1 / (50e9 * net["expert_parallel_efficiency"]))
+    assert fabric.ep_seconds_per_byte == pytest.approx(1 / (450e9 * constants["expert_parallel"]["efficiency"]))
+    assert fabric.ep_base_s == pytest.approx(constants["expert_parallel"]["base_us"] * 1e-6)
+    assert fabric.nic_latency_s == 2e-6
+    assert fabric.bulk_s == pytest.approx(net["bulk_us"] * 1e-6)
+    assert fabric.bulk_nvls_s == pytest.approx(net["bulk_nvls_us"] * 1e-6)
+    assert fabric.nvls_fill_s == pytest.approx(up["nvls"]["fill_us"] * 1e-6)
+    assert fabric.extra_steps == up["extra_steps"]
+    assert fabric.direct_extra == up["direct"]["extra_steps"]
+    assert fabric.measured_up
+    assert fabric.measured_net
     later = nccl.fabric_of(constants, LINKS._replace(up_latency_s=(up["reference_latency_us"] + 1) * 1e-6))
-    assert later.protocols[0].hop_s == pytest.approx(found.protocols[0].hop_s + 1e-6)
+    assert later.protocols[0].hop_s == pytest.approx(fabric.protocols[0].hop_s + 1e-6)
     never = nccl.fabric_of(constants, LINKS._replace(up_latency_s=-1.0))
-    assert never.protocols[0].hop_s == pytest.approx(found.protocols[0].hop_s / 2)  # what is left is the software's
+    assert never.protocols[0].hop_s == pytest.approx(fabric.protocols[0].hop_s / 2)  # what is left is the software's
     assert nccl.fabric_of(constants, LINKS._replace(up_peer_bandwidth=150e9)).peers_for_full_rate == pytest.approx(3.0)
     other = nccl.fabric_of(constants, LINKS._replace(generation="of-nobody", net_protocol="carrier-pigeon"))
     assert not other.measured_up

@@ -276,8 +276,8 @@ def test_experts_of_a_tpu_reach_less_of_its_rate_than_one_gemm() -> None:
     """Where no generation says so, a GEMM per expert takes what one of all their rows takes."""
     for gpu, share in (("tpu-v6e", 0.72), ("tpu-v7x", 0.72), ("tpu-v5p", 1.0), ("trainium2", 1.0)):
         costs = kernel_costs(get_gpu(gpu))
-        one = costs.gemm(8 * (4096 + kernels._GROUP_EDGE_ROWS), 4096, 4096, "bf16").seconds
-        assert costs.grouped_gemm(8, 4096.0, 4096, 4096, "bf16").seconds == pytest.approx(one / share)
+        seconds = costs.gemm(8 * (4096 + kernels._GROUP_EDGE_ROWS), 4096, 4096, "bf16").seconds
+        assert costs.grouped_gemm(8, 4096.0, 4096, 4096, "bf16").seconds == pytest.approx(seconds / share)
 
 
 def test_one_group_is_a_plain_gemm_and_fp16_is_bf16() -> None:

@@ -87,12 +87,14 @@ def test_bytes_of_a_product_are_both_operands_and_the_result() -> None:
 
 def test_a_product_is_its_flops_with_edge_tail_and_depth() -> None:
     m, n, k = 4096, 2048, 1024
-    found = roofline.gemm_efficiency(GPU, "bf16")
+    gemm_efficiency = roofline.gemm_efficiency(GPU, "bf16")
     edge, wave = roofline.constants()["edge_rows"], roofline.constants()["wave_share"]
-    flops = 2 * ((m + edge) * (n + edge) + wave * GPU.sm_count * roofline.TILE**2) * (k + found.k_half)
-    assert roofline.gemm(GPU, m, n, k, "bf16").seconds == pytest.approx(FLOOR + flops / (1e14 * found.peak))
+    flops = 2 * ((m + edge) * (n + edge) + wave * GPU.sm_count * roofline.TILE**2) * (k + gemm_efficiency.k_half)
+    assert roofline.gemm(GPU, m, n, k, "bf16").seconds == pytest.approx(FLOOR + flops / (1e14 * gemm_efficiency.peak))
     slower = replace(GPU, kernel_scale=KernelScale(1.0, 1.0, 0.5))
-    assert roofline.gemm(slower, m, n, k, "bf16").seconds == pytest.approx(FLOOR + flops / (0.5e14 * found.peak))
+    assert roofline.gemm(slower, m, n, k, "bf16").seconds == pytest.approx(
+        FLOOR + flops / (0.5e14 * gemm_efficiency.peak)
+    )
     thin = roofline.gemm(GPU, 1, n, k, "bf16").seconds  # reading the weights takes longer than multiplying
     assert thin == pytest.approx(FLOOR + roofline.gemm_bytes(1, n, k, "bf16") / STREAMED)
 

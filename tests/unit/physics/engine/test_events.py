@@ -154,7 +154,7 @@ def test_next_ends_come_in_the_order_of_time_and_place() -> None:
     moves = [(now, draw.randrange(5), now + draw.randint(0, 3)) for now in range(0, 90, 3)]
 
     def served() -> list[tuple[int, int]]:
-        ends, clock, left, seen = NextEnds(5, never), [never] * 5, [list(one) for one in gaps], []
+        ends, clock, left, seen = NextEnds(5, never), [never] * 5, [list(gap) for gap in gaps], []
 
         def end(place: int) -> int:
             seen.append((clock[place], place))
@@ -168,7 +168,7 @@ def test_next_ends_come_in_the_order_of_time_and_place() -> None:
         return seen
 
     def searched() -> list[tuple[int, int]]:
-        clock, left, seen = [never] * 5, [list(one) for one in gaps], []
+        clock, left, seen = [never] * 5, [list(gap) for gap in gaps], []
         for now, place, at in moves:
             clock[place] = at
             while min(clock) <= now + 2:

@@ -48,8 +48,8 @@ def slowdowns(demands, topology, starts=None):
     """Time side by side over time alone."""
 
     def lasts(some, at):
-        found = side_by_side(some, topology)
-        ends = replay_flows(at, found.work_s, found.link_ptr, found.link_idx, found.capacity, found.weight, found.use)
+        side = side_by_side(some, topology)
+        ends = replay_flows(at, side.work_s, side.link_ptr, side.link_idx, side.capacity, side.weight, side.use)
         return ends - at
 
     alone = np.array([lasts([one], [0])[0] for one in demands])
@@ -109,9 +109,9 @@ def test_alone_a_collective_takes_its_price_to_the_nanosecond(kind):
     flows = flows_of(kind, 64 * MIB, range(64), topology)
     at_least = int(demand(flows, topology).seconds * 1e9)
     for duration_ns in (at_least // 3, at_least - 1, at_least, at_least + 1, 2 * at_least + 7, 10**12 + 1):
-        found = side_by_side([demand(flows, topology, duration_ns / 1e9)], topology)
-        network = (found.link_ptr, found.link_idx, found.capacity, found.weight, found.use)
-        assert replay_flows([12_345], found.work_s, *network).tolist() == [12_345 + duration_ns]
+        side = side_by_side([demand(flows, topology, duration_ns / 1e9)], topology)
+        network = (side.link_ptr, side.link_idx, side.capacity, side.weight, side.use)
+        assert replay_flows([12_345], side.work_s, *network).tolist() == [12_345 + duration_ns]
 
 
 def test_only_the_time_together_is_slow():
@@ -159,8 +159,8 @@ def test_a_small_job_keeps_what_fair_queueing_gives_it():
     large = flows_of("all_reduce", 256 * MIB, [*range(16), *range(32, 48)], topology)
     small = flows_of("all_reduce", 256 * MIB, [16, 48], topology)
     demands = [demand(flows, topology) for flows in (large, small)]
-    found = side_by_side(demands, topology)
-    speeds = share(found.capacity, found.link_ptr, found.link_idx, found.weight, found.use)
+    side = side_by_side(demands, topology)
+    speeds = share(side.capacity, side.link_ptr, side.link_idx, side.weight, side.use)
     assert speeds == pytest.approx([8 / 9, 8 / 9])
     ptr = np.concatenate([large.link_ptr, large.link_ptr[-1] + small.link_ptr[1:]])
     idx = np.concatenate([large.link_idx, small.link_idx])

@@ -71,7 +71,7 @@ def test_lanes_agree_with_a_replay_of_each_sample(job, key):
     class_of = np.arange(units) % 2
     factor, extra = whole_numbers(key), whole_numbers(key + 1, adds=True)
     variants = [Variant(classes, class_of, (factor, extra)), Variant(classes, class_of, (factor,))]
-    found = sample_steps(graph, across, ~across, variants, 70)
+    steps = sample_steps(graph, across, ~across, variants, 70)
     naive = unfolded(graph, across, units)
     ops = np.arange(graph.n_ops)
     for sample in (0, 1, 63, 64, 69):
@@ -79,7 +79,7 @@ def test_lanes_agree_with_a_replay_of_each_sample(job, key):
         more = extra.start(sample, 1)(0, units, ops)[:, :, 0]
         for number, added in enumerate((more, np.zeros_like(more))):
             taken = classes[class_of] * np.where(across, 1.0, times) + np.where(across, 0.0, added)
-            assert found[number, sample] == replay(naive, taken.ravel().astype(np.int64)).makespan_ns
+            assert steps[number, sample] == replay(naive, taken.ravel().astype(np.int64)).makespan_ns
 
 
 @given(job=jobs())

@@ -38,8 +38,8 @@ def test_the_new_name_of_the_variable_holds() -> None:
 
 def replayed(events: list[tuple[int, int]], most: int | None) -> tuple[int, int]:
     blocks, deltas = (np.array(column, np.int64) for column in zip(*events, strict=True))
-    found = replay_allocator(blocks, deltas, max_split_bytes=most)
-    return found.peak_allocated_bytes, found.peak_reserved_bytes
+    allocator = replay_allocator(blocks, deltas, max_split_bytes=most)
+    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
 def test_a_large_block_serves_no_smaller_request() -> None:

@@ -50,9 +50,9 @@ def test_axes_are_rings_where_something_closes_them() -> None:
 def test_groups_lie_on_axes_in_the_order_of_ranks() -> None:
     """Neighbours first; every fourth chip lies on the next axis; every second one shares its links with the others."""
     axes = slice_of(parse_cluster("tpu-v5p:64").scale_up, 64)
-    assert [one.members for one in extents(axes, 8, 1)] == [4, 2, 1]
-    assert [one.ring for one in extents(axes, 8, 1)] == [True, False, False]
-    assert [one.members for one in extents(axes, 16, 4)] == [1, 4, 4]
+    assert [extent.members for extent in extents(axes, 8, 1)] == [4, 2, 1]
+    assert [extent.ring for extent in extents(axes, 8, 1)] == [True, False, False]
+    assert [extent.members for extent in extents(axes, 16, 4)] == [1, 4, 4]
     shared = extents(axes, 2, 2)[0]
     assert (shared.members, shared.gap, shared.ring, shared.bytes_per_s) == (2, 2, True, 45e9)
     assert steps_between(axes, 3) == (1, 0, 0)

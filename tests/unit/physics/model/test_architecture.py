@@ -177,11 +177,11 @@ def test_models_are_hashable_frozen_values() -> None:
 
 @each_model
 def test_to_dict_is_json_and_keeps_every_layer(model: Model) -> None:
-    found = json.loads(json.dumps(model.to_dict(), allow_nan=False))
-    assert sum(run["repeat"] for run in found["layers"]) == model.n_layers
-    assert found["parameters"] == model.parameters
-    assert found["hidden_size"] == model.hidden_size
-    assert found["layers"][-1]["attention"]["heads"] == model.layers[-1].attention.heads
+    document = json.loads(json.dumps(model.to_dict(), allow_nan=False))
+    assert sum(run["repeat"] for run in document["layers"]) == model.n_layers
+    assert document["parameters"] == model.parameters
+    assert document["hidden_size"] == model.hidden_size
+    assert document["layers"][-1]["attention"]["heads"] == model.layers[-1].attention.heads
 
 
 def test_distinct_layers_count_in_order() -> None:

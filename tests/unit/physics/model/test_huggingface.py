@@ -62,8 +62,8 @@ def test_every_required_field_is_asked_for_by_name(name: str) -> None:
 
 
 def test_a_context_that_is_not_given_is_said_in_words() -> None:
-    told = "max_position_embeddings is not given: .* the longest context that it is made for, such as 8192"
-    with pytest.raises(SpecError, match=told):
+    text = "max_position_embeddings is not given: .* the longest context that it is made for, such as 8192"
+    with pytest.raises(SpecError, match=text):
         read_config(without("llama-3-8b", "max_position_embeddings"))
 
 

@@ -18,19 +18,19 @@ PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 def test_the_file_of_the_page_is_the_model_that_transformers_builds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = re.search(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    assert found
+    match = re.search(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert match
     row = json.loads(DERIVED.read_text())["olmoe"]
     shipped = read_config(row["config"])
-    (tmp_path / "olmoe.yaml").write_text(found[1])
+    (tmp_path / "olmoe.yaml").write_text(match[1])
     monkeypatch.setattr(grammar, "FOLDER", tmp_path)
     caches = (grammar.type_names, grammar._type, grammar._fields_of)
-    for kept in caches:
-        kept.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
     try:
         model = read_config(row["config"])
     finally:
-        for kept in caches:
-            kept.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
     assert model.parameters == row["parameters"]
     assert model == shipped

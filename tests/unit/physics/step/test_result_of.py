@@ -67,9 +67,9 @@ def test_the_band_is_wider_above_and_adds_independent_parts() -> None:
     assert (low, high) == pytest.approx((1 / (1 + z), 1 + SLOWER * z))
     assert high - 1 > 1 / low - 1
     half = Z95 * ((0.5 * 0.05) ** 2 + (0.5 * 0.3) ** 2 + 0.03**2) ** 0.5
-    found = band_of({"gemm": 50, "exposed dp (scale-out)": 50}, 0.0, KNOWN, experts=False)
-    assert found[:2] == pytest.approx((1 / (1 + half), 1 + SLOWER * half))
-    assert found.reason == "mostly exposed dp (scale-out)"
+    band = band_of({"gemm": 50, "exposed dp (scale-out)": 50}, 0.0, KNOWN, experts=False)
+    assert band[:2] == pytest.approx((1 / (1 + half), 1 + SLOWER * half))
+    assert band.reason == "mostly exposed dp (scale-out)"
 
 
 def test_a_kernels_own_band_counts_where_it_is_wider_and_for_kernels_only() -> None:
@@ -98,11 +98,11 @@ def test_products_of_routed_experts_have_a_band_of_their_own() -> None:
 
 
 def test_shares_of_sources_sum_to_one_and_roofline_is_said_where_it_is_much() -> None:
-    found = provenance_of({Source.MEASURED: 3.0, Source.ROOFLINE: 1.0})
-    assert sum(found.values()) == 1.0
-    assert found["measured"] == 0.75
-    assert set(found) == {source.name.lower() for source in Source}
-    assert list(roofline_warning(found, "X100")) == [
+    provenance = provenance_of({Source.MEASURED: 3.0, Source.ROOFLINE: 1.0})
+    assert sum(provenance.values()) == 1.0
+    assert provenance["measured"] == 0.75
+    assert set(provenance) == {source.name.lower() for source in Source}
+    assert list(roofline_warning(provenance, "X100")) == [
         "25% of busy time is priced by roofline: no measured kernels for it on X100"
     ]
     assert list(roofline_warning({"roofline": 0.1}, "X100")) == []

@@ -45,9 +45,9 @@ def test_stretches_are_sums_of_prices_and_unseen_waits_come_before_the_optimizer
         Op("wait", "wait", after=(4,)),
         compute(0.25, "aten.addcdiv", "optimizer"),
     )
-    found = stretches_of(one, price)
-    assert found.events == (Event(False, 0), Event(False, 1), Event(True, 1), Event(True, 0))
-    assert found.parts.tolist() == [[1.0, 0.5, 0.0], [2.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3, [0.0, 0.0, 0.25]]
+    stretches = stretches_of(one, price)
+    assert stretches.events == (Event(False, 0), Event(False, 1), Event(True, 1), Event(True, 0))
+    assert stretches.parts.tolist() == [[1.0, 0.5, 0.0], [2.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3, [0.0, 0.0, 0.25]]
 
 
 def staged(rank: int, scale: float) -> RankProgram:

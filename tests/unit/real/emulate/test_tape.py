@@ -49,19 +49,19 @@ def test_like_communications_are_told_apart_by_their_number(tmp_path: Path) -> N
 
 
 def test_the_end_of_the_tape_is_told_once(tmp_path: Path) -> None:
-    told: list[str] = []
-    play = player(Tape(recorded(tmp_path / "tape", (call(), torch.ones(3)))), told.append)
+    texts: list[str] = []
+    play = player(Tape(recorded(tmp_path / "tape", (call(), torch.ones(3)))), texts.append)
     assert [play(exchange(call(), torch.zeros(3))) for _ in range(3)] == [True, False, False]
-    (text,) = told
+    (text,) = texts
     assert "has no further all_reduce among 2 ranks" in text
     assert "record a longer run" in text
 
 
 def test_another_shape_is_not_on_the_tape(tmp_path: Path) -> None:
-    told: list[str] = []
-    play = player(Tape(recorded(tmp_path / "tape", (call(), torch.ones(3)))), told.append)
+    texts: list[str] = []
+    play = player(Tape(recorded(tmp_path / "tape", (call(), torch.ones(3)))), texts.append)
     assert not play(exchange(call(), torch.zeros(4)))
-    assert "into float32[4]" in told[0]
+    assert "into float32[4]" in texts[0]
 
 
 def test_a_run_that_fails_leaves_no_tape(tmp_path: Path) -> None:

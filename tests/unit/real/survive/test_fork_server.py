@@ -48,8 +48,8 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         if not adopts:
             pytest.skip("this system does not let a process adopt orphans, and nothing is forked there")
         yield begin
-        for one in servers:
-            one.close()
+        for server in servers:
+            server.close()
 
 
 def there(forked: Forked) -> int:
@@ -66,11 +66,11 @@ def test_a_fork_runs_the_script_as_a_fresh_python_does(tmp_path: Path, begin: Be
     numbers = set()
     for status in (0, 7):
         assert server.start({"WORD": str(status)}).wait() == status
-        told = json.loads((tmp_path / f"told{status}").read_text())
-        numbers |= set(told.pop("random"))
-        assert told.pop("environment").items() >= os.environ.items()
+        document = json.loads((tmp_path / f"told{status}").read_text())
+        numbers |= set(document.pop("random"))
+        assert document.pop("environment").items() >= os.environ.items()
         script = str(tmp_path / "script.py")
-        assert told == {
+        assert document == {
             "argv": [script, str(tmp_path / "told")], "name": "__main__", "file": script, "beside": 5,
             "word": str(status), "parent": os.getpid(), "own_group": True, "stdin": "",
         }  # fmt: skip

@@ -150,7 +150,7 @@ def gradients(model: Any, times: int) -> list[torch.Tensor]:
     for at in range(times):
         model.set_requires_gradient_sync(at == times - 1)
         model(torch.ones(2, 3)).square().sum().backward()
-    return [one.grad.to_local().clone() for one in model.parameters()]
+    return [parameter.grad.to_local().clone() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("calls", [0, 1])
@@ -206,7 +206,7 @@ def ddp() -> Iterator[torch.nn.parallel.DistributedDataParallel]:
 def backward(model: torch.nn.Module) -> list[torch.Tensor]:
     model.zero_grad()
     model(torch.ones(2, 3)).sum().backward()
-    return [one.grad for one in model.parameters() if one.grad is not None]
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def test_the_layout_of_buckets_is_state(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
@@ -220,7 +220,7 @@ def test_the_layout_of_buckets_is_state(ddp: torch.nn.parallel.DistributedDataPa
         return done
 
     ddp.register_comm_hook(None, hook)
-    layout = next(one for one in parts_of({"model": ddp}) if one.name == "buckets 0")
+    layout = next(part for part in parts_of({"model": ddp}) if part.name == "buckets 0")
     first = layout.copied()
     expected = backward(ddp)
     assert layout.copied() == first == [[0, 1, 2, 3]]
@@ -242,7 +242,7 @@ def test_a_wrapper_is_known_where_the_module_inside_is_named(
     remember(monkeypatch)
     first, second = wrapper(ddp.module), wrapper(torch.nn.Linear(2, 2))
     assert wrappers([ddp.module, second]) == [second, first]
-    assert "buckets 1" in [one.name for one in parts_of({"model": ddp.module, "other": second})]
+    assert "buckets 1" in [part.name for part in parts_of({"model": ddp.module, "other": second})]
 
 
 def test_a_pipeline_forgets_the_micro_batches_of_a_step_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_a_pipeline_forgets_the_micro_batches_of_a_step_that_failed(monkeypatch:
         schedule = Schedule1F1B(stage, 2, loss_fn=lambda out, target: (out - target).square().mean())
         losses: list[torch.Tensor] = []
         schedule.step(torch.ones(4, 3), target=torch.zeros(4, 3), losses=losses)
-        expected = [one.clone() for one in losses]
+        expected = [loss.clone() for loss in losses]
 
         def lost(*_: object) -> None:
             raise RuntimeError("gloo: connection closed by peer")
@@ -283,7 +283,7 @@ def test_a_rank_alone_is_answered_as_if_all_held_what_it_holds(alone: Replaceabl
     mine, whole = torch.arange(2.0), torch.arange(6.0)
     parts = [torch.zeros(2) for _ in range(3)]
     alone.allgather([parts], [mine]).wait()
-    assert all(torch.equal(one, mine) for one in parts)
+    assert all(torch.equal(part, mine) for part in parts)
     gathered, chunk = torch.zeros(6), torch.zeros(2)
     alone._allgather_base(gathered, mine).wait()
     assert torch.equal(gathered, mine.repeat(3))
@@ -300,6 +300,6 @@ def test_small_answers_come_from_the_tape_in_their_order(alone: Replaceable, mon
         tape.keep(tape.next_key(), [value])
     monkeypatch.setattr(GROUPS, "tape", Tape(store, "tape"))
     seeds = [torch.tensor([0.0]), torch.full((KEPT_BYTES,), 3.0), torch.tensor([0.0])]
-    for one in seeds:
-        alone.broadcast([one]).wait()
+    for seed in seeds:
+        alone.broadcast([seed]).wait()
     assert [float(one[0]) for one in seeds] == [7.0, 3.0, 8.0]

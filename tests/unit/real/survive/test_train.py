@@ -70,4 +70,4 @@ def test_everything_of_a_step_stays_on_the_device_of_the_model() -> None:
     model, optimizer = parts(torch.float32)
     model.to("meta")
     pieces = _local(Progress(model, optimizer, {}), lambda *_: model(torch.ones(8, 6, device="meta")).sum(), 0, 1, 0)
-    assert {one.device.type for one in pieces} == {"meta"}
+    assert {piece.device.type for piece in pieces} == {"meta"}

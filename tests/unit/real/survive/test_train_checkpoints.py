@@ -66,7 +66,7 @@ def test_a_job_that_ended_goes_on_to_the_same_bits(tmp_path: Path) -> None:
             return model(torch.linspace(0, 1 + step, 32).view(4, 8)).square().mean()
 
         losses = train(model, optimizer, loss, steps, checkpoints=folder, checkpoint_every=10)
-        return losses, [one.detach().clone() for one in model.parameters()]
+        return losses, [parameter.detach().clone() for parameter in model.parameters()]
 
     calm, expected = job(None, 25)
     first, _ = job(tmp_path, 12)

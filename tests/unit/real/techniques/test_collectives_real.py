@@ -24,23 +24,23 @@ def _all_reduces():
     rank, world = dist.get_rank(), dist.get_world_size()
     inside, across = partitioning.two_levels(2)
     generator = torch.Generator().manual_seed(rank)
-    found = {}
+    all_reduces = {}
     for name, x in (
         ("integers", torch.randint(-9, 9, (1001,), generator=generator).float()),
         ("floats", torch.randn(1001, generator=generator)),
     ):
         whole = x.clone()
         dist.all_reduce(whole)
-        one = partitioning.all_reduce_by_primitive(x)
+        all_reduce = partitioning.all_reduce_by_primitive(x)
         two = partitioning.all_reduce_by_group(x, inside, across)
         same = [torch.empty_like(two) for _ in range(world)]
         dist.all_gather(same, two)
-        found[name] = (
-            float((one - whole).abs().max()),
+        all_reduces[name] = (
+            float((all_reduce - whole).abs().max()),
             float((two - whole).abs().max()),
             all(torch.equal(other, two) for other in same),
         )
-    return found
+    return all_reduces
 
 
 def test_all_reduce_by_primitive_and_by_group(on_ranks) -> None:
@@ -215,12 +215,12 @@ FAMILIES = [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]]
 def _groups():
     random.seed(dist.get_rank())
     time.sleep(random.random() * 0.1)
-    found = []
+    groups = []
     for group in megascale.make_groups(FAMILIES):
         x = torch.tensor([float(dist.get_rank())])
         dist.all_reduce(x, group=group)
-        found.append(float(x))
-    return found
+        groups.append(float(x))
+    return groups
 
 
 def test_groups_made_by_their_members_alone_work(on_ranks) -> None:

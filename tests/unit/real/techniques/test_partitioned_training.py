@@ -43,7 +43,7 @@ def _trained(group, local, hooked):
 
 
 def _all(settings):
-    return [_trained(*one) for one in settings]
+    return [_trained(*setting) for setting in settings]
 
 
 def test_two_ranks_by_primitive_are_bit_equal_to_plain_training(on_ranks) -> None:

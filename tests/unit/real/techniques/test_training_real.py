@@ -74,7 +74,7 @@ def _train(steps, parameters, momentum=0.0, resume_at=None, no_sync=False):
 
 
 def _several(settings):
-    return [_train(*one) if isinstance(one, tuple) else _train(**one) for one in settings]
+    return [_train(*setting) if isinstance(setting, tuple) else _train(**setting) for setting in settings]
 
 
 def test_sparse_gradients_lose_nothing_and_replicas_stay_equal(on_ranks) -> None:

@@ -203,7 +203,7 @@ def test_a_policy_that_would_decide_for_ever_is_refused(tmp_path, capsys):
     trace = tmp_path / "long.csv"
     trace.write_text("submit_s,gpus,duration_s\n0,4,100\n10,4,4e9\n")
     assert main(["fleet", str(trace), "--cluster", "v100:8", "--policy", "themis"]) == 2
-    told = capsys.readouterr().err
-    assert "line 3: themis decides every 1200 s" in told
-    assert "check the unit of duration_s" in told
+    message = capsys.readouterr().err
+    assert "line 3: themis decides every 1200 s" in message
+    assert "check the unit of duration_s" in message
     assert main(["fleet", str(trace), "--cluster", "v100:8", "--policy", "tiresias"]) == 0

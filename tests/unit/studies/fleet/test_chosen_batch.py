@@ -59,12 +59,12 @@ def test_step_times_are_those_of_scipy(apps):
             placement = tuple(random.permutation([*apps[which].placements][turn % 6]).tolist())
         local = int(random.choice([1, 8, 64, *random.integers(1, 90, 3)]))
         key = kernels.key_of(np.array(placement), len(placement))
-        found = kernels.step_times(measured, which, key, len(placement), sum(placement), local)
+        step_times = kernels.step_times(measured, which, key, len(placement), sum(placement), local)
         try:
-            assert found == pytest.approx(apps[which].step_times_s(placement, local), rel=1e-12)
+            assert step_times == pytest.approx(apps[which].step_times_s(placement, local), rel=1e-12)
             reached += 1
         except UserError:
-            assert np.isnan(found[0])
+            assert np.isnan(step_times[0])
     assert reached > 200
 
 

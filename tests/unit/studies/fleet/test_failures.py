@@ -218,8 +218,8 @@ def test_what_a_run_cannot_do_with_failures_is_refused(tmp_path, capsys):
         [*packed, "--checkpoint-every", "5min"],
     ):
         assert main(words) == 2
-        told = capsys.readouterr().err
-        assert words[-2] in told or "add --mtbf-node" in told
+        message = capsys.readouterr().err
+        assert words[-2] in message or "add --mtbf-node" in message
 
 
 def test_where_no_job_ends_what_was_down_is_told(tmp_path, capsys):
@@ -229,10 +229,10 @@ def test_where_no_job_ends_what_was_down_is_told(tmp_path, capsys):
     lost.write_text("time_s,node,gpus\n3600,1,0\n7200,1,0\n")
     words = ["fleet", str(jobs), "--cluster", "gpu:2x8", "--policy", "fifo", "--capacity", str(lost), "--json"]
     assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["unfinished_jobs"] == 1
-    assert found["down_gpu_hours"] == 8.0
-    assert found["capacity_gpu_hours"] == 24.0
+    document = json.loads(capsys.readouterr().out)
+    assert document["unfinished_jobs"] == 1
+    assert document["down_gpu_hours"] == 8.0
+    assert document["capacity_gpu_hours"] == 24.0
 
 
 def test_unlike_nodes_and_repairs_follow_their_laws() -> None:

@@ -191,7 +191,7 @@ def test_sacct_jobs_that_are_not_done_complete_nothing(tmp_path):
         assert counts == [1, 1, 1, 1]
         assert figures["jct_mean_s"] == 3600
         assert figures["utilisation"] == 0.75  # the running one holds its GPUs for as long as it has run
-    assert [(found.kind, found.jobs) for found in lint_jobs(jobs, site)] == [("no-duration", ("3",))]
+    assert [(finding.kind, finding.jobs) for finding in lint_jobs(jobs, site)] == [("no-duration", ("3",))]
 
 
 def test_lint_counts_no_load_of_jobs_that_no_run_takes(tmp_path):

@@ -39,9 +39,9 @@ def test_a_job_that_ends_while_it_is_stopped_has_ended(tmp_path, monkeypatch, st
         stop(pid, born)
 
     monkeypatch.setattr(process, "stop", too_late)
-    told = f"echo $CUDA_VISIBLE_DEVICES > {tmp_path}/told"
+    text = f"echo $CUDA_VISIBLE_DEVICES > {tmp_path}/told"
     early = f'[ "$WINDTUNNEL_ATTEMPT" = 2 ] || {{ sleep 0.6; exit {status}; }}'
-    jobs = [LiveJob(0, "early", 0.0, 2, early), LiveJob(1, "late", 0.2, 2, told)]
+    jobs = [LiveJob(0, "early", 0.0, 2, early), LiveJob(1, "late", 0.2, 2, text)]
     Scheduler(jobs, (2,), LastFirst(), tmp_path).run()
     assert late == [status]
     assert (tmp_path / "told").read_text().strip() == "0,1"  # all slots of the job that had ended
@@ -126,9 +126,9 @@ def test_policies_that_size_jobs_are_refused(tmp_path, policy):
 
 def test_a_job_has_a_process_on_each_of_its_hosts_and_agents_may_die(tmp_path):
     hosts = hosts_of(("env", "env", ""))  # two agents and this process
-    told = f'echo "$WINDTUNNEL_NODE/$WINDTUNNEL_NODES $CUDA_VISIBLE_DEVICES" >> {tmp_path}/told; sleep 0.4'
+    text = f'echo "$WINDTUNNEL_NODE/$WINDTUNNEL_NODES $CUDA_VISIBLE_DEVICES" >> {tmp_path}/told; sleep 0.4'
     dies = '[ "$WINDTUNNEL_ATTEMPT" = 2 ] || [ "$WINDTUNNEL_NODE" = 0 ] || exit 3; sleep 0.3'
-    jobs = [LiveJob(0, "three", 0.0, 5, told), LiveJob(1, "dies", 0.2, 4, dies)]
+    jobs = [LiveJob(0, "three", 0.0, 5, text), LiveJob(1, "dies", 0.2, 4, dies)]
     asked = []
 
     class Fifo:

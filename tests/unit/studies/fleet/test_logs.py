@@ -28,12 +28,12 @@ def clock(seconds: int) -> str:
 def line(job: str, *times: int | None, state: str = "COMPLETED", gpus: str = "gres/gpu=8", **cells: str) -> str:
     submit, start, end = (*times, None, None)[:3]
     assert submit is not None
-    held = "" if start is None or end is None else str(end - start - int(cells.get("suspended", "0")))
+    text = "" if start is None or end is None else str(end - start - int(cells.get("suspended", "0")))
     shown = [clock(submit), clock(int(cells.get("eligible", submit)))]
     shown += ["Unknown" if time is None else clock(time) for time in (start, end)]
     limit, suspended = cells.get("limit", "01:00:00"), cells.get("suspended", "0")
     tres = (gpus, "") if start is not None else ("", gpus)
-    return "|".join([job, *shown, held, suspended, limit, *tres, "gpu", "7", state, cells.get("reason", "None")])
+    return "|".join([job, *shown, text, suspended, limit, *tres, "gpu", "7", state, cells.get("reason", "None")])
 
 
 def sacct(tmp_path: Path, *lines: str) -> Jobs:
@@ -238,8 +238,8 @@ def test_a_log_of_more_than_the_cluster_is_said(capsys: pytest.CaptureFixture[st
     assert rows[0] == "job,queue,priority,gpus,submit_s,start_s,end_s,jct_s,restarts,gpu_seconds,state"
     assert rows[1].startswith("1,gpu,7,8,")
     assert main(["fleet", "lint", log, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["read"], found["not_understood"]) == (2, [])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["read"], document["not_understood"]) == (2, [])
 
 
 def test_policies_are_held_against_the_starts_of_the_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def test_what_a_site_may_not_know_of_its_log_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="SLURM_TIME_FORMAT"):
         read(tmp_path, row("1").replace("2026-03-02T08:00:00", "02.03.2026 08:00", 1))
     mixed = read(tmp_path, row("2"), row("1", tres="cpu=4,node=1", day=1))
-    assert [found.severity for found in lint_jobs(mixed)] == ["warning"]  # jobs without GPUs are no error of a cluster
+    assert [finding.severity for finding in lint_jobs(mixed)] == [
+        "warning"
+    ]  # jobs without GPUs are no error of a cluster
 
 
 SACCT = {

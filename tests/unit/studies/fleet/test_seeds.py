@@ -20,16 +20,16 @@ def test_a_band_is_of_the_runs_at_each_seed(tmp_path, capsys):
     trace.write_text("\n".join(ROWS) + "\n")
     command = ["fleet", str(trace), "--cluster", "gpu:2x8", "--policy", "fifo,easy", "--mtbf-node", "6h"]
     assert main([*command, "--seeds", "5", "--seed", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["policies"]
+    policies = json.loads(capsys.readouterr().out)["policies"]
     runs = [one_seed(**asked(trace, policy="easy", seed=3 + at)) for at in range(5)]
     for name in ("jct_mean_s", "failure_lost_gpu_hours", "makespan_s"):
         values = sorted(run[name] for run in runs)
-        low, middle, high = found["easy"]["bands"][name]
+        low, middle, high = policies["easy"]["bands"][name]
         assert middle == pytest.approx(values[2], abs=1e-5)
         assert values[0] <= low <= middle <= high <= values[-1]
-        assert found["easy"][name] == pytest.approx(sum(values) / 5, abs=1e-5)
-    assert found["easy"]["seeds"] == 5
-    assert found["fifo"]["bands"]["jct_mean_s"][0] < found["fifo"]["bands"]["jct_mean_s"][2]
+        assert policies["easy"][name] == pytest.approx(sum(values) / 5, abs=1e-5)
+    assert policies["easy"]["seeds"] == 5
+    assert policies["fifo"]["bands"]["jct_mean_s"][0] < policies["fifo"]["bands"]["jct_mean_s"][2]
     assert main([*command, "--seeds", "2"]) == 0
     assert " to " in capsys.readouterr().out
     assert main([*command, "--seeds", "0"]) == 2

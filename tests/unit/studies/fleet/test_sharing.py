@@ -81,11 +81,11 @@ def test_the_command_places_what_fits_together(capsys: pytest.CaptureFixture[str
     )
     path = _file(tmp_path, f"link: 50Gb/s\njobs:\n{jobs}")
     assert main(["fleet", "share", path, "--links", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["placements"]
-    assert {tuple(link["jobs"]) for link in found["by fit"]["links"]} == {("a", "c"), ("b", "d")}
-    assert found["by fit"]["score"] == pytest.approx(1.0)
-    assert found["by fit"]["score"] >= found["by load"]["score"]
-    assert found["by fit"]["slower"] == pytest.approx(1.0, abs=0.01)
+    placements = json.loads(capsys.readouterr().out)["placements"]
+    assert {tuple(link["jobs"]) for link in placements["by fit"]["links"]} == {("a", "c"), ("b", "d")}
+    assert placements["by fit"]["score"] == pytest.approx(1.0)
+    assert placements["by fit"]["score"] >= placements["by load"]["score"]
+    assert placements["by fit"]["slower"] == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize(

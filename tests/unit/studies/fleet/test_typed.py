@@ -168,10 +168,10 @@ def test_a_job_that_fits_on_no_kind_is_left_out_and_named(tmp_path, capsys):
     common = ["fleet", str(trace), "--tables", str(tmp_path), "--cluster", "v100:4x4+k80:1x4", "--json"]
     for policy, out in (("sia", {"a", "b"}), ("gavel", {"b"})):
         assert main([*common, "--policy", policy]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert set(found["left_out"]) == out
-        assert found["impossible_jobs"] == len(out)
-        assert found["completed_jobs"] == 3 - len(out)
+        document = json.loads(capsys.readouterr().out)
+        assert set(document["left_out"]) == out
+        assert document["impossible_jobs"] == len(out)
+        assert document["completed_jobs"] == 3 - len(out)
 
 
 def test_sia_goes_by_goodput_where_jobs_learn_it():

@@ -68,7 +68,7 @@ def test_two_changes_where_no_single_one_fits() -> None:
     plan = {"global_batch": 8, "seq_len": 32768, "tp": 1}
     base = laid_out(model, cluster, read_plan(plan))
     capacity = cluster.gpu.usable_memory_bytes
-    needed = [memory_bytes(one.layout) for one in changes_of(base)]
+    needed = [memory_bytes(change.layout) for change in changes_of(base)]
     told = advise(model, cluster, plan)
     assert told
     assert all(one.peak_memory_bytes <= capacity for one in told)

@@ -53,7 +53,7 @@ def found_by(exact: Exact | None) -> dict[str, Any]:
 def layouts(*micro_batches: int) -> list[Layout]:
     model, cluster = load_model("llama-3-8b").with_changes(layers=2), parse_cluster("h100-sxm:8")
     plain = {"global_batch": 32, "seq_len": 2048}
-    return [laid_out(model, cluster, checked({**plain, "micro_batch": one})) for one in micro_batches]
+    return [laid_out(model, cluster, checked({**plain, "micro_batch": micro_batch})) for micro_batch in micro_batches]
 
 
 @contextmanager

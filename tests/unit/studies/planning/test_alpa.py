@@ -29,7 +29,7 @@ def test_stages_equal_every_cut(layers: int, total: int, micro_batches: int, bou
             successors[one.first, one.last, one.submesh, 0] >= q for one, q in zip(stages, behind, strict=True)
         )
         if allowed:
-            each = [times[one.first, one.last, one.submesh, 0] for one in stages]
+            each = [times[stage.first, stage.last, stage.submesh, 0] for stage in stages]
             best = min(best, sum(each) + (micro_batches - 1) * max(each))
     found = best_stages(times, devices, total, micro_batches, successors)
     if found is None:

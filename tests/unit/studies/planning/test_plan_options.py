@@ -94,7 +94,7 @@ def test_numbers_of_gpus_fronts_and_prices(capsys: pytest.CaptureFixture[str]) -
 )
 def test_other_objectives(capsys: pytest.CaptureFixture[str], objective: str, part: str, sign: int) -> None:
     plans = asked(capsys, "--objective", objective, "--pareto")["plans"]
-    values = [sign * one[part] for one in plans]
+    values = [sign * plan[part] for plan in plans]
     assert values == sorted(values)
 
 
@@ -106,9 +106,9 @@ def test_no_plan_takes_less_energy_than_is_said(capsys: pytest.CaptureFixture[st
     given = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none", "micro_batch": 1}
     space = Space(model, parse_cluster("h100-sxm:8"), given)
     found = [
-        windtunnel.predict(model, one.cluster, one.asked.with_fields(saving))
-        for one in structures(space)
-        for saving in savings(space, one)
+        windtunnel.predict(model, structure.cluster, structure.asked.with_fields(saving))
+        for structure in structures(space)
+        for saving in savings(space, structure)
     ]
     most = max(1.0 / one.joules_per_token for one in found)
     assert most * (1.0 - 1e-9) <= best["tokens_per_joule"] / (1.0 - document["gap"])
@@ -125,9 +125,9 @@ def test_the_least_memory_is_that_of_every_plan(capsys: pytest.CaptureFixture[st
     given = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none", "micro_batch": 1}
     space = Space(model, parse_cluster("h100-sxm:8"), given)
     least = min(
-        memory_bytes(laid_out(one.model, one.cluster, one.asked.with_fields(saving)))
-        for one in structures(space)
-        for saving in savings(space, one)
+        memory_bytes(laid_out(structure.model, structure.cluster, structure.asked.with_fields(saving)))
+        for structure in structures(space)
+        for saving in savings(space, structure)
     )
     found = document["plans"][0]["peak_memory_bytes"]
     assert found * (1.0 - document["gap"]) <= least <= found <= least / 0.99
@@ -167,7 +167,7 @@ def test_choices_are_what_a_search_with_them_finds(capsys: pytest.CaptureFixture
     words = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none"}
     model = windtunnel.load_model("llama-3-8b").with_changes(layers=4)
     best = windtunnel.plan(model, "h100-sxm:8", words, choices_within_s=60.0)
-    told = {(one.field, one.value): one for one in best.choices}
+    told = {(choice.field, choice.value): choice for choice in best.choices}
     assert ("micro_batch", 1) in told or best[0].plan.get("micro_batch", 1) == 1
     for (name, value), one in told.items():
         again = windtunnel.plan(model, "h100-sxm:8", {**words, name: value}, top=1, choices_within_s=0.0)
@@ -175,9 +175,9 @@ def test_choices_are_what_a_search_with_them_finds(capsys: pytest.CaptureFixture
         assert one.regret == pytest.approx(regret, abs=1e-6) if one.exact else one.regret <= regret + 1e-9
     assert any(one.exact for one in told.values())
     bounded = windtunnel.plan(model, "h100-sxm:8", words, choices_within_s=0.0)
-    assert all(one.regret <= told[one.field, one.value].regret + 1e-9 for one in bounded.choices)
+    assert all(choice.regret <= told[choice.field, choice.value].regret + 1e-9 for choice in bounded.choices)
     usual = windtunnel.plan(model, "h100-sxm:8", words)
-    assert all(one.regret <= told[one.field, one.value].regret + 1e-9 for one in usual.choices)
+    assert all(choice.regret <= told[choice.field, choice.value].regret + 1e-9 for choice in usual.choices)
     assert usual.space == bounded.space == best.space  # looking on counts for nothing
     page = tmp_path / "plans.html"
     asked(capsys, "--report", str(page))
@@ -198,9 +198,9 @@ def test_what_megatron_asserts_against_is_not_in_the_space() -> None:
     def of(more: dict[str, object]) -> list[tuple[int, int, int | None]]:
         space = Space(model, cluster, {**given, **more})
         return [
-            (one.plan.pp, one.plan.virtual_stages, saving["zero_stage"])
-            for one in structures(space)
-            for saving in savings(space, one)
+            (structure.plan.pp, structure.plan.virtual_stages, saving["zero_stage"])
+            for structure in structures(space)
+            for saving in savings(space, structure)
         ]
 
     assert any(pp == 2 and chunks > 1 for pp, chunks, _ in of({}))
@@ -215,9 +215,9 @@ def test_what_megatron_asserts_against_is_not_in_the_space() -> None:
 def test_a_remedy_puts_on_the_host_only_what_it_holds(memory: str, told: bool) -> None:
     # 8 B parameters have 96 GB of optimizer state.
     cluster = {"gpu": "a100-40gb-sxm", "gpus": 1, "gpus_per_node": 8, "host": {"memory": memory}}
-    found = windtunnel.plan("llama-3.1-8b", cluster, global_batch=1, seq_len=512, zero_stage=0)
-    assert found.status == "infeasible"
-    assert any(one.change == "offload_optimizer 1" for one in found.remedies) == told
+    plan = windtunnel.plan("llama-3.1-8b", cluster, global_batch=1, seq_len=512, zero_stage=0)
+    assert plan.status == "infeasible"
+    assert any(remedy.change == "offload_optimizer 1" for remedy in plan.remedies) == told
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_what_cannot_be_meant_is_one_message(words: dict[str, Any], said: str) -
 
 def test_times_are_taken_with_a_unit_too() -> None:
     words = {"global_batch": 8, "seq_len": 512, "tp": 8, "micro_batch": 8, "zero_stage": 1, "recompute": "none"}
-    one = windtunnel.plan("llama-3.2-1b", "h100-sxm:8", words, within_s="30 s", mtbf_s="6 h", slow="gpu=3:1.3")
+    plan = windtunnel.plan("llama-3.2-1b", "h100-sxm:8", words, within_s="30 s", mtbf_s="6 h", slow="gpu=3:1.3")
     other = windtunnel.plan("llama-3.2-1b", "h100-sxm:8", words, within_s=30, mtbf_s=21600.0, slow=["gpu=3:1.3"])
-    assert one.plans == other.plans
+    assert plan.plans == other.plans
 
 
 def test_a_plan_is_a_mapping_or_a_file_as_for_predict(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def test_what_techniques_make_of_the_best_plan_is_predicted_and_reproducible() -
     assert again.step_time_s == best.step_time_s
     words = shlex.split(best.reproduce)
     assert [words[at + 1] for at, word in enumerate(words) if word == "--technique"] == list(best.techniques)
-    told = found.to_dict()["techniques"]
-    assert told["predicted"] > 0
-    assert "prioritised_all_to_all" in told["skipped"]  # the model has no experts
+    techniques = found.to_dict()["techniques"]
+    assert techniques["predicted"] > 0
+    assert "prioritised_all_to_all" in techniques["skipped"]  # the model has no experts
     # Every plan without a technique that was there is still there or was beaten.
     assert all(one.step_time_s <= bare[0].step_time_s for one in found.plans[:1])
 

@@ -21,12 +21,12 @@ def program(rank: int, rows: int = 8) -> RankProgram:
     spec = TensorSpec((rows, 4), "float32")
     summed = Communication("all_reduce", f"dp{stage}", replicas, replica, 64)
     sent = Communication("send", f"pp{replica}", pipeline, stage, 8, peer=peer)
-    told = Communication("broadcast", f"dp{stage}", replicas, replica, 4, peer=replicas[0])
+    communication = Communication("broadcast", f"dp{stage}", replicas, replica, 4, peer=replicas[0])
     ops = (
         Op("aten.mm", "compute", (spec,), (spec,), 64.0, module="layers.0", phase="forward"),
         Op("c10d.allreduce_", "communication", communication=summed),
         Op("c10d.send", "communication", communication=sent),
-        Op("c10d.broadcast_", "communication", communication=told),
+        Op("c10d.broadcast_", "communication", communication=communication),
     )
     memory = (MemoryEvent(0, 10 * rank + 1, 100, "activation"), MemoryEvent(1, 10 * rank + 1, -100, "activation"))
     resident = (MemoryEvent(-1, 10 * rank, 50, "parameter"),)

@@ -29,7 +29,7 @@ def stored(*events: tuple[int, int, int, str], resident: tuple[tuple[int, int, s
     """Three ops, the last of which is the optimizer's."""
     ops = tuple(Op("aten.mul", "compute", phase=phase) for phase in ("forward", "backward", "optimizer"))
     return RankProgram(
-        0, 1, ops, tuple(MemoryEvent(*one) for one in events), tuple(MemoryEvent(-1, *one) for one in resident)
+        0, 1, ops, tuple(MemoryEvent(*event) for event in events), tuple(MemoryEvent(-1, *one) for one in resident)
     )
 
 
@@ -40,15 +40,15 @@ def test_state_that_the_first_step_made_lies_in_the_way_of_later_ones() -> None:
         (1, 1, -4 * SIZE, "activation"),
         resident=((0, SIZE, "parameter"), (3, SIZE, "optimizer"), (4, SIZE, "optimizer"), (9, SIZE, "gradient")),
     )  # fmt: skip
-    found = memory_of_program(program)
-    assert found.peak_allocated_bytes == 8 * SIZE  # parameter, state, old gradient, activation
-    assert found.categories["optimizer"] == 2 * SIZE
-    assert found.peak_reserved_bytes > 8 * SIZE
+    memory = memory_of_program(program)
+    assert memory.peak_allocated_bytes == 8 * SIZE  # parameter, state, old gradient, activation
+    assert memory.categories["optimizer"] == 2 * SIZE
+    assert memory.peak_reserved_bytes > 8 * SIZE
     there_before = stored(
         *((event.op, event.storage, event.bytes, event.category) for event in program.memory),
         resident=((0, SIZE, "parameter"), (3, SIZE, "other"), (4, SIZE, "other"), (9, SIZE, "gradient")),
     )
-    assert found.peak_reserved_bytes >= memory_of_program(there_before).peak_reserved_bytes
+    assert memory.peak_reserved_bytes >= memory_of_program(there_before).peak_reserved_bytes
 
 
 def test_what_is_found_under_another_name_of_its_kind_is_what_was_left() -> None:
@@ -56,9 +56,9 @@ def test_what_is_found_under_another_name_of_its_kind_is_what_was_left() -> None
     program = stored(
         (0, 9, -SIZE, "other"), (1, 2, SIZE, "gradient"), resident=((0, SIZE, "parameter"), (9, SIZE, "other"))
     )  # fmt: skip
-    found = memory_of_program(program)
-    assert found.peak_allocated_bytes == 2 * SIZE
-    assert found.categories["gradients"] == SIZE
+    memory = memory_of_program(program)
+    assert memory.peak_allocated_bytes == 2 * SIZE
+    assert memory.categories["gradients"] == SIZE
 
 
 def test_of_what_was_left_each_goes_as_its_own_kind() -> None:
@@ -68,9 +68,9 @@ def test_of_what_was_left_each_goes_as_its_own_kind() -> None:
         (1, 2, -SIZE, "activation"), (2, 3, SIZE, "activation"), (2, 4, SIZE, "gradient"),
         resident=((1, SIZE, "gradient"), (2, SIZE, "activation")),
     )  # fmt: skip
-    found = memory_of_program(program, exact=True)
-    assert found.peak_allocated_bytes == 10 * SIZE
-    assert (found.categories["gradients"], found.categories["activations"]) == (0, SIZE)
+    memory = memory_of_program(program, exact=True)
+    assert memory.peak_allocated_bytes == 10 * SIZE
+    assert (memory.categories["gradients"], memory.categories["activations"]) == (0, SIZE)
 
 
 SIZES = (1 << 10, 3 << 20, 30 << 20, 700 << 20)
@@ -104,10 +104,10 @@ def test_laws(program: RankProgram, expandable: bool) -> None:
     for event in program.memory:
         levels.append(levels[-1] + event.bytes)
     exact = memory_of_program(program, exact=True)
-    found = memory_of_program(program, settings=AllocatorSettings(expandable_segments=expandable))
+    memory = memory_of_program(program, settings=AllocatorSettings(expandable_segments=expandable))
     # What a step finds without a counterpart that it leaves is there once: later steps have less.
     assert 0 <= exact.peak_allocated_bytes <= max(levels)
     assert exact.peak_allocated_bytes == max(0, *exact.allocated_bytes.tolist(), 0)
-    assert found.peak_reserved_bytes >= found.peak_allocated_bytes >= exact.peak_allocated_bytes
-    assert sum(found.categories.values()) == found.peak_allocated_bytes
-    assert min(found.categories.values()) >= 0
+    assert memory.peak_reserved_bytes >= memory.peak_allocated_bytes >= exact.peak_allocated_bytes
+    assert sum(memory.categories.values()) == memory.peak_allocated_bytes
+    assert min(memory.categories.values()) >= 0

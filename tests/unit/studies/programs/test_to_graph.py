@@ -331,13 +331,13 @@ def test_the_peak_is_told_by_category_and_op() -> None:
         (2, 3, 2 * MIB, "temporary"), (2, 2, -8 * MIB, "gradient"), (2, 3, -2 * MIB, "temporary"),
         resident=((0, 16 * MIB, "parameter"),),
     )  # fmt: skip
-    found = memory_of_program(program)
-    assert found.peak_allocated_bytes == 28 * MIB
-    assert found.op_at_peak == 1
-    assert found.where(program) == "aten.mm of b in the forward phase"
-    assert found.categories["parameters"] == 16 * MIB
-    assert (found.categories["activations"], found.categories["gradients"]) == (4 * MIB, 8 * MIB)
-    assert found.peak_reserved_bytes >= found.peak_allocated_bytes
+    memory = memory_of_program(program)
+    assert memory.peak_allocated_bytes == 28 * MIB
+    assert memory.op_at_peak == 1
+    assert memory.where(program) == "aten.mm of b in the forward phase"
+    assert memory.categories["parameters"] == 16 * MIB
+    assert (memory.categories["activations"], memory.categories["gradients"]) == (4 * MIB, 8 * MIB)
+    assert memory.peak_reserved_bytes >= memory.peak_allocated_bytes
 
 
 def test_small_storages_are_rounded_on_a_gpu_and_exact_on_a_cpu() -> None:
@@ -352,9 +352,9 @@ def test_gradients_that_are_made_anew_take_the_place_of_the_last_ones() -> None:
     program = storing(
         (0, 0, -8 * MIB, "gradient"), (1, 1, 8 * MIB, "gradient"), resident=((0, 8 * MIB, "gradient"),)
     )  # fmt: skip
-    found = memory_of_program(program)
-    assert found.peak_allocated_bytes == 8 * MIB
-    assert len(found.allocated_bytes) == 2  # of the second step
+    memory = memory_of_program(program)
+    assert memory.peak_allocated_bytes == 8 * MIB
+    assert len(memory.allocated_bytes) == 2  # of the second step
 
 
 def test_storages_that_shrink_and_grow_again_and_foreign_frees() -> None:
@@ -384,9 +384,9 @@ def test_families_keep_loops_together_and_copies_apart() -> None:
     created += [(f"tp{n}", (2 * n, 2 * n + 1)) for n in range(4)]
     created += [(f"dp{n}", (n, n + 2)) for n in (0, 1, 4, 5)]
     created += [(f"again{n}", (2 * n, 2 * n + 1)) for n in range(4)]
-    found = families_of(created)
-    assert [len(one.groups) for one in found] == [1, 4, 4, 4]
-    assert found[1].groups == found[3].groups
+    families = families_of(created)
+    assert [len(one.groups) for one in families] == [1, 4, 4, 4]
+    assert families[1].groups == families[3].groups
     with pytest.raises(SpecError, match="must name a program for all 2 ranks"):
         CapturedJob(2, {}, np.zeros(0, np.int32), ())
     with pytest.raises(SpecError, match="two groups"):

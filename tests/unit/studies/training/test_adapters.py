@@ -59,8 +59,8 @@ def test_no_faster_than_forward_and_input_gradients() -> None:
 @pytest.mark.parametrize("targets", ["qkv", "attention", "all"])
 def test_higher_rank_takes_no_less(targets: str) -> None:
     results = [predict(MODEL, "h100-sxm:8", {**JOB, "lora_rank": r, "lora_targets": targets}) for r in (8, 64, 512)]
-    times = [one.step_time_ns for one in results]
-    kept = [one.peak_memory.peak_allocated_bytes for one in results]
+    times = [result.step_time_ns for result in results]
+    kept = [result.peak_memory.peak_allocated_bytes for result in results]
     assert times == sorted(times)
     assert kept == sorted(kept)
 

@@ -55,9 +55,9 @@ def test_only_what_is_random_is_sampled_unless_asked_for():
     assert not parse_disturbances(Scenario(["thermal=5:1.15:60"]), CLUSTER).sampled
     assert parse_disturbances(Scenario(["thermal=5:1.15:60"], samples=7), CLUSTER).samples == 7
     for asked in ({"slow": ["pause=1%:1s"]}, {"slow": ["noise=1%"]}, {"slow": [], "jitter": "1%"}):
-        found = parse_disturbances(Scenario(**asked), CLUSTER)
-        assert found.sampled
-        assert found.samples == SAMPLES
+        disturbances = parse_disturbances(Scenario(**asked), CLUSTER)
+        assert disturbances.sampled
+        assert disturbances.samples == SAMPLES
     assert parse_disturbances(Scenario(["pause=1%:1s"], samples=9), CLUSTER).samples == 9
 
 

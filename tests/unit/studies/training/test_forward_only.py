@@ -25,7 +25,7 @@ def test_log_probs_come_before_a_step(layout: dict[str, Any]) -> None:
         assert more.mfu * more.step_time_ns == pytest.approx(
             train.mfu * train.step_time_ns + passes * forward.mfu * forward.step_time_ns
         )
-        assert any("before the step" in one for one in more.warnings)
+        assert any("before the step" in warning for warning in more.warnings)
     for one in (train, dpo, grpo, forward):
         assert sum(one.breakdown_ns.values()) == one.step_time_ns
         assert min(one.breakdown_ns.values()) >= 0
@@ -55,7 +55,7 @@ def test_adapters_by_module_are_those_of_the_group_and_each_adapter_has_its_own(
     sizes = {"q": 2 * hidden, "k": hidden + kv, "v": hidden + kv, "o": 2 * hidden}
     sizes |= dict.fromkeys(("gate", "up", "down"), hidden + ffn)
     for targets in ("q,v", "o", "q,k,v,o,gate,up,down"):
-        wanted = 16 * layers * sum(sizes[one] for one in targets.split(",")) * moments / shards
+        wanted = 16 * layers * sum(sizes[word] for word in targets.split(",")) * moments / shards
         assert learning(lora_targets=targets) == pytest.approx(wanted, abs=64)
     assert learning(lora_adapters=4) == pytest.approx(4 * learning(), abs=64)
     assert step(lora_rank=16, lora_adapters=4).step_time_ns >= step(lora_rank=16).step_time_ns

@@ -47,9 +47,9 @@ def test_cached_memory_goes_back_before_a_job_fails(ample: Result) -> None:
     """Between what is reserved and what is allocated a job runs, on a full device, and says so."""
     needed = ample.peak_memory.device_bytes
     shares = [predicted(needed * share) for share in (1.02, 0.99, 0.97, 0.95, 0.9, 0.8, 0.7, 0.6)]
-    fits = [one.status == "ok" for one in shares]
+    fits = [share.status == "ok" for share in shares]
     assert fits == sorted(fits, reverse=True)  # a smaller device never does where a larger one does not
-    full = [one for one in shares if FULL in one.warnings]
+    full = [share for share in shares if FULL in share.warnings]
     assert full
     for one in full:
         memory = one.peak_memory

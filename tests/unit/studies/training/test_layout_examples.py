@@ -69,7 +69,7 @@ def test_what_follows_from_a_plan() -> None:
     assert layout.vocab_padded == -(-4000 // unit) * unit
     assert layout.sums_norms == bool(layout.plan.sequence_parallel)
     assert not laid_out(tp=1).sums_norms
-    assert [len(one) for one in layout.virtual_layers] == [4, 4]
+    assert [len(virtual_layer) for virtual_layer in layout.virtual_layers] == [4, 4]
     assert laid_out(gradient_dtype="fp32").gradient_bytes == 4.0
     assert laid_out(gradient_dtype="bf16").gradient_bytes == 2.0
     assert laid_out(bucket_parameters=12345).message_parameters == 12345.0

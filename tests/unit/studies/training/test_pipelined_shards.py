@@ -34,7 +34,7 @@ def bytes_of(traffic: Mapping[str, int], name: str) -> int:
 def by_hand(chunks: list[int]) -> list[tuple[int, int]]:
     """(action before which, chunk) as the runtime's list says it: the next three stages, walked through one by one."""
     active: list[int] = []
-    found = []
+    hand = []
     for place in range(len(chunks)):
         following: list[int] = []
         for chunk in chunks[place:]:
@@ -42,8 +42,8 @@ def by_hand(chunks: list[int]) -> list[tuple[int, int]]:
                 following.append(chunk)
         fetch = [chunk for chunk in following if chunk not in active]
         active = [chunk for chunk in active if chunk in following] + fetch
-        found += [(place, chunk) for chunk in fetch]
-    return found
+        hand += [(place, chunk) for chunk in fetch]
+    return hand
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULES)

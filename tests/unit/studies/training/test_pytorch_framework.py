@@ -230,9 +230,9 @@ def test_element_wise_ops_are_looked_up_by_rows_and_width(
     op: str, name: str, rows: float, width: float, times: float
 ) -> None:
     pricer = Pricer(laid_out(model=config(kv=2)))
-    found = next(one for one in operations(pricer.layout) if one.name == op)
+    operation = next(one for one in operations(pricer.layout) if one.name == op)
     assert pricer.calibrated is not None
-    for phase, price in (("forward", pricer.forward(found)), ("backward", pricer.input_gradient(found))):
+    for phase, price in (("forward", pricer.forward(operation)), ("backward", pricer.input_gradient(operation))):
         assert price == pricer.calibrated.elementwise(f"{name} {phase}", rows, width, "fp32").scaled(times)
 
 

@@ -180,8 +180,8 @@ def test_experts_are_placed_in_blocks() -> None:
 
 def test_a_device_holds_the_layers_that_its_schedule_gives_it() -> None:
     load = load_of([5, 1, 1, 1], [1, 5, 1, 1], [6, 1, 1, 1], [1, 1, 6, 1])
-    held = rank_loads_of(load, layout_of(pp=2, virtual_stages=2))  # layers 0 and 2, 1 and 3
-    assert held.fullest == pytest.approx((2.5, 0.5, 24 / 9, 24 / 9), abs=1e-8)
+    rank_loads = rank_loads_of(load, layout_of(pp=2, virtual_stages=2))  # layers 0 and 2, 1 and 3
+    assert rank_loads.fullest == pytest.approx((2.5, 0.5, 24 / 9, 24 / 9), abs=1e-8)
     v_shaped = rank_loads_of(load, layout_of(pp=2, schedule="zb-v"))  # layers 0 and 3, 1 and 2
     assert v_shaped.fullest == pytest.approx((0.5, 0.5, 24 / 9, 24 / 9), abs=1e-8)
 

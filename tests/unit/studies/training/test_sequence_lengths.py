@@ -53,10 +53,10 @@ def lengths_of(**counts: float) -> Lengths:
 def test_a_histogram_is_read(tmp_path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("length,count\n4096,1\n128,3\n")
-    found = read_lengths(path)
-    assert found.tokens.tolist() == [128, 4096]
-    assert found.weight.tolist() == [0.75, 0.25]
-    assert found.mean_tokens == 1120
+    lengths = read_lengths(path)
+    assert lengths.tokens.tolist() == [128, 4096]
+    assert lengths.weight.tolist() == [0.75, 0.25]
+    assert lengths.mean_tokens == 1120
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_weight_gradients_are_there_until_somebody_takes_them() -> None:
     found = tape(replace(KEEP, weight_gradients=True))
     weights = [H * (HEADS + 2 * KV) * D, HEADS * D * H, 2 * FFN * H, FFN * H]
     made = [found.sizes[slot] for slot in found.weights]
-    assert sorted(made) == sorted(W * one for one in weights)
+    assert sorted(made) == sorted(W * weight for weight in weights)
     stood = tape(replace(KEEP, stand_in=True))
     assert not stood.weights
     assert len(found.learners) == len(stood.learners) == 6  # four products and two norms
