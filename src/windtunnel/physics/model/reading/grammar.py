@@ -112,6 +112,8 @@ def _padded_primes(base: int, heads: int, tables: int, divisor: int) -> int:
 
 
 _FUNCTIONS: dict[str, Callable[..., object]] = {
+    # A layer that a config names in a text of numbers, "4,5,6" (Step 3).
+    "named": lambda numbers, i: str(i) in numbers.split(","),
     "count": lambda words, word: words.count(word),
     "padded_primes": _padded_primes,
     "min": min,
