@@ -55,7 +55,7 @@ def test_parameters_are_those_that_diffusers_builds(name: str) -> None:
 
 
 def test_tokens_of_a_video_step_follow_its_autoencoder() -> None:
-    """81 frames are 21 in the latent; 5B's autoencoder of Wan 2.2 takes twice the pixels a side: a quarter of the tokens."""
+    """81 frames are 21 in the latent; Wan 2.2 5B's autoencoder takes twice the pixels a side."""
     assert read_config(DIFFUSERS["wani2v"]["config"]).step_tokens == 21 * 30 * 52
     assert read_config(DIFFUSERS["wan22"]["config"]).step_tokens == 21 * 15 * 26
 
