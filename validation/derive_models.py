@@ -27,6 +27,14 @@ from windtunnel.physics.model.reading.huggingface import readable
 UNTOUCHED = ("is_decoder", "is_encoder_decoder", "add_cross_attention")  # another class
 SPARSE = [*["full_attention"] * 3, *["minimax_m3_sparse"] * 5]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+QSA = {
+    "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
+    "indexer_n_heads": 16,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 128,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 16,
+}
 # Sizes that a class leaves open and every checkpoint gives, and second configs of a type (`TYPE#what`).
 GIVEN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {
@@ -66,27 +74,43 @@ GIVEN: dict[str, dict[str, Any]] = {
     },
     "qwen3_omni_moe_thinker": {"text_config": {"num_attention_heads": 32, "head_dim": 128}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
+    "qwen4_exp_text": {**QSA, "ple_layer_ids": [2, 6], "eos_token_id": 1},
+    "qwen4_exp": {"text_config": QSA},
     "falcon_h1#norm": {"mamba_rms_norm": True},
 }
 OF_TOWERS = re.compile(
     r"visual|vision|audio|tower|projector|language_projection|merger|image|img_|connector|aligner|qformer|query_tokens|resampler|perceiver"
-    r"|image_adapter|model[.]adapter|generation|vqmodel|embed_tokens_extend|view_separator|modality_projection|embed_audio|mlp_AR|\.vit\."
+    r"|image_adapter|model[.]adapter|model[.]encoder[.]|adaptor|tokenizer_encoder|word_timestamp|talker|token2wav|generation|vqmodel|embed_tokens_extend|view_separator|modality_projection|embed_audio|mlp_AR|\.vit\."
 )
+
+
+def transformers_types() -> tuple[set[str], ...]:
+    """The types of causal language models, of models that read images, and of those that read sound."""
+    from transformers.models.auto import modeling_auto as auto
+
+    names = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
+    return tuple({*getattr(auto, f"MODEL_FOR_{name}_MAPPING_NAMES")} for name in names)
 
 
 def built(name: str, **changes: object) -> dict[str, Any]:
     """The config that transformers writes for a type with some `changes`, and what it builds from it."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers import (
+        CONFIG_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForMultimodalLM,
+    )
 
+    CAUSAL, IMAGES, _ = transformers_types()
     kind = name.split("#")[0]
     config = CONFIG_MAPPING[kind](**{**GIVEN.get(name, {}), **changes})
     if kind in CAUSAL and not config.is_encoder_decoder and hasattr(config, "is_decoder"):
         config.is_decoder = True  # as a decoder, which is what these classes build
     written = json.loads(config.to_json_string(use_diff=False))
     with torch.device("meta"):
-        model = (AutoModelForCausalLM if kind in CAUSAL else AutoModelForImageTextToText).from_config(config)
+        made = AutoModelForImageTextToText if kind in IMAGES else AutoModelForMultimodalLM
+        model = (AutoModelForCausalLM if kind in CAUSAL else made).from_config(config)
     biases = [b for path, b in model.named_buffers() if "bias" in path and b.is_floating_point() and b.dim() == 1]
     shapes: Counter[str] = Counter()
     for path, p in model.named_parameters():
@@ -142,12 +166,10 @@ def main(path: str, *given: str) -> int:
     """Build every type, compare, and write the rows that agree."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     names = [name for name in given if name != "--options"]
-    from transformers.models.auto import modeling_auto
-
-    known = {
-        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    }
+    # transformers imports a package `kernels`, which the script of that name beside this one is not.
+    sys.path[:] = [folder for folder in sys.path if Path(folder) != Path(__file__).parent]
+    groups = transformers_types()
+    known = set().union(*groups)
     rows, status = {}, 0
     for kind in names or sorted(known | {*GIVEN}):
         try:
@@ -175,7 +197,8 @@ def main(path: str, *given: str) -> int:
         print(*wrong, sep="\n", end="\n" if wrong else "")
     lines = ",\n".join(f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in sorted(rows.items()))
     Path(path).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    print(f"{len(rows)} rows agree; {len(known & {*readable()})} of {len(known)} types of transformers have a file")
+    counts = ", ".join(f"{len(group & {*readable()})} of {len(group)}" for group in groups)
+    print(f"{len(rows)} rows agree; types with a file: {counts} (causal, images, sound)")
     return status
 
 

@@ -32,15 +32,56 @@ def test_parameters_are_those_that_transformers_builds(kind: str) -> None:
     assert model_of(kind).parameters == row["parameters"] + row["balancing_bias"]
 
 
+# Configs of checkpoints with code of their own, which transformers does not build, and parameters as published: counted
+# from the files of a checkpoint, or its card's round number (Ling, Step 3, MiniMax-Text-01, Phi-4-multimodal's text).
+CHECKPOINTS = json.loads((Path(__file__).parent / "written_by_checkpoints.json").read_text())
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_parameters_of_checkpoints_with_code_of_their_own(name: str) -> None:
+    row = CHECKPOINTS[name]
+    exact = row["published"] % 10**6 != 0
+    assert read_config(row["config"]).parameters == pytest.approx(row["published"], rel=1e-12 if exact else 4e-3)
+
+
+# Diffusion transformers as diffusers 0.42 builds them on the meta device: its defaults, and configs of FLUX.2 klein,
+# Wan 2.2 TI2V-5B, Wan 2.1 I2V and Stable Diffusion 3.5 Large.
+DIFFUSERS = json.loads((Path(__file__).parent / "built_by_diffusers.json").read_text())
+
+
+@pytest.mark.parametrize("name", DIFFUSERS)
+def test_parameters_are_those_that_diffusers_builds(name: str) -> None:
+    assert read_config(DIFFUSERS[name]["config"]).parameters == DIFFUSERS[name]["parameters"]
+
+
+def test_tokens_of_a_video_step_follow_its_autoencoder() -> None:
+    """81 frames are 21 in the latent; Wan 2.2 5B's autoencoder takes twice the pixels a side."""
+    assert read_config(DIFFUSERS["wani2v"]["config"]).step_tokens == 21 * 30 * 52
+    assert read_config(DIFFUSERS["wan22"]["config"]).step_tokens == 21 * 15 * 26
+
+
+def test_tables_of_n_grams_have_a_prime_of_rows_for_each_head() -> None:
+    """Qwen4-Exp: heads of 11 and 13 rows, padded to 32 of 3 numbers; without a layer there is no table."""
+    config = {**DERIVED["qwen4_exp_text"]["config"], "ngram_size": 2, "heads_per_ngram": 2, "ngram_vocab_size_base": 10,
+              "ple_embed_dim": 6, "make_ngram_vocab_size_divisible_by": 16, "ple_layer_ids": [2]}  # fmt: skip
+    width = config["hc_count"] * config["hidden_size"]
+    layer = 6 * (width + config["hidden_size"]) + (3 + config["ple_conv_kernel_size"]) * width
+    without = read_config({**config, "ple_layer_ids": []}).parameters
+    assert read_config(config).parameters - without == 32 * 3 + layer
+
+
 def test_nearly_every_type_has_a_derived_row() -> None:
     """Those without: the defaults of their class build nothing, it needs another package, or transformers has none."""
     without = set(type_names()) - {kind.split("#")[0] for kind in DERIVED}
+    without -= {row["config"]["model_type"] for row in CHECKPOINTS.values()}
+    without -= {row["config"]["_class_name"] for row in DIFFUSERS.values()}
     assert without <= {
-        "FluxTransformer2DModel", "HunyuanVideoTransformer3DModel", "QwenImageTransformer2DModel",
-        "SD3Transformer2DModel", "WanTransformer3DModel",
-        "aya_vision", "chameleon", "cohere_compass", "dbrx", "deepseek_ref", "emu3_text_model", "fast_vlm",
+        "FluxTransformer2DModel", "HunyuanVideoTransformer3DModel",
+        "audioflamingo3", "aya_vision", "chameleon", "cohere_compass", "dbrx", "deepseek_ref", "emu3_text_model",
+        "bailing_moe_linear", "bailing_moe_v2", "bailing_moe_v3_vl", "deepseek_v41", "dots_ocr", "kimi_vl", "mimo_v2",
+        "minimax_m1", "step3_vl", "fast_vlm",
         "granite4_vision", "granite4_vision_text", "grok-1", "hunyuan_vl", "internlm3", "kimi_k2", "kimi_k3",
-        "longcat_flash", "mimo", "minimax_m3", "perception_lm", "step3p5",
+        "longcat_flash", "mimo", "minimax_m3", "musicflamingo", "perception_lm", "qwen3_omni_moe", "step3p5",
     } | {kind for kind in without if kind.endswith(("_text", "_text_model"))}  # fmt: skip
 
 

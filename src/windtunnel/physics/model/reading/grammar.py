@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import cache
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", 
                "norms", "ratio", "selected", "out_rank", "index_dim", "streams")  # fmt: skip
 MOST = {"heads": HEADS_MAX, "kv_heads": HEADS_MAX, "experts": HEADS_MAX, "max_sequence_length": TOKENS_MAX}
 NUMBER_MOST = 10**15
+PRIME_MOST = 10**9
 FLAGS = frozenset(
     field.name for kind in (Attention, FeedForward, Layer, Model) for field in fields_of(kind) if field.type == "bool"
 )
@@ -93,7 +95,27 @@ def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> obje
     return own.get(key, default)
 
 
+def _padded_primes(base: int, heads: int, tables: int, divisor: int) -> int:
+    """Rows of so many tables with a part for each head, each part the next prime from `base` on, padded (Qwen4-Exp)."""
+    if not 1 < base < PRIME_MOST or not 0 <= heads * tables <= LAYERS_MAX:
+        raise ValueError(base)
+    rows, prime = 0, base - 1
+    for _ in range(tables):
+        own = 0
+        for _ in range(heads):
+            prime += 1
+            while any(prime % factor == 0 for factor in range(2, isqrt(prime) + 1)):
+                prime += 1
+            own += prime
+        rows += -(-own // divisor) * divisor
+    return rows
+
+
 _FUNCTIONS: dict[str, Callable[..., object]] = {
+    # A layer that a config names in a text of numbers, "4,5,6" (Step 3).
+    "named": lambda numbers, i: str(i) in numbers.split(","),
+    "count": lambda words, word: words.count(word),
+    "padded_primes": _padded_primes,
     "min": min,
     "max": max,
     "len": len,
