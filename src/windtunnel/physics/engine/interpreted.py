@@ -41,7 +41,9 @@ class Interpreted:
         self._after: list[list[int]] = [[] for _ in range(n)]  # op -> ops that wait for its end
         self._missing = np.diff(graph.dep_ptr).tolist()  # op -> ends that it waits for
         self._ready = [0] * n
-        for op, before in zip(np.repeat(np.arange(n), np.diff(graph.dep_ptr)).tolist(), graph.dep_idx.tolist(), strict=True):
+        for op, before in zip(
+            np.repeat(np.arange(n), np.diff(graph.dep_ptr)).tolist(), graph.dep_idx.tolist(), strict=True
+        ):
             self._after[before].append(op)
         last = [-1] * streams
         self._members: defaultdict[int, list[int]] = defaultdict(list)  # rendezvous -> its ops

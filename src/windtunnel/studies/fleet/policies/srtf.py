@@ -3,7 +3,7 @@
 Walking that order, whatever fits runs. The best mean JCT on one server (Schrage, 1968); it knows all durations.
 
 Of jobs that run the order stays, and against those that wait they only come forward. So nothing changes ahead of the
-first job at the head of a line that fits into what those behind it hold: the walk begins there.
+first waiting job that fits, and where all that fit do so in free GPUs, none that runs is looked at.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
-from windtunnel.studies.fleet.board import Board, Lines, Move, whatever_fits
+from windtunnel.studies.fleet.board import Board, Lines, Move, pass_on, whatever_fits
 from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -35,23 +35,49 @@ class Srtf(Lines):
             board.given.clear()
         order: Order = board.order
         order.follow(board)
-        heads = sorted(((line[0][0], line[0][1].gpus) for line in board.lines.values() if line), reverse=True)
-        running, behind = order.from_the_last(self, board.moment.ns), []
-        job, free = next(running, None), board.free_gpus
-        begin: tuple[int, int] | None = None  # jobs behind the first that fits, and what is free for it
-        for rank, gpus in heads:
-            while job is not None and job.rank > rank:
-                behind.append(job)
-                free += job.gpus
-                job = next(running, None)
-            if gpus <= free:
-                begin = len(behind), free
-        if begin is None:
-            return
-        for job, placement in whatever_fits(board, behind[begin[0] - 1 :: -1] if begin[0] else [], begin[1]):
+        running, behind = order.from_the_last(self, board.moment.ns), Behind()
+        start, free = [], board.free_gpus
+        queue = board.queue()
+        head = next(queue, None)
+        while head is not None:
+            fits = head.gpus <= free
+            if not fits and free + behind.gpus_after(head.rank, head.gpus - free, running) >= head.gpus:
+                break  # by what one that runs gives up
+            if fits:
+                start.append(head)
+                free -= head.gpus
+            head = pass_on(queue, size=not fits)
+        moves: Iterator[Move] = ((job, board.fullest(job.gpus)) for job in start)
+        if head is not None:
+            first = (start[0] if start else head).rank
+            free = board.free_gpus + behind.gpus_after(first, board.capacity, running)
+            moves = whatever_fits(board, [job for job in reversed(behind.jobs) if job.rank > first], free)
+        for job, placement in moves:
             yield job, placement
             if placement:
                 order.begun.append(job)
+
+
+@dataclass
+class Behind:
+    """Jobs that run by falling rank, as far as anybody has looked."""
+
+    jobs: list[Running] = field(default_factory=list)
+
+    def gpus_after(self, rank: Rank, enough: int, more: Iterator[Running]) -> int:
+        """GPUs of jobs behind a rank, or of the last of them that hold `enough`; `more`: those not looked at yet."""
+        held, at = 0, 0
+        while held < enough:
+            if at == len(self.jobs):
+                job = next(more, None)
+                if job is None:
+                    break
+                self.jobs.append(job)
+            if self.jobs[at].rank < rank:
+                break
+            held += self.jobs[at].gpus
+            at += 1
+        return held
 
 
 @dataclass
