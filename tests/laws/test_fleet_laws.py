@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.board import Lines
+from windtunnel.studies.fleet.board import Lines, by_rank, whatever_fits
 from windtunnel.studies.fleet.clock import Clock, NodeChange
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
+from windtunnel.studies.fleet.policies.srtf import Srtf
 from windtunnel.studies.fleet.policies.table import POLICIES as TRAITS
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
@@ -191,6 +192,39 @@ def test_a_policy_of_lines_decides_on_its_board_as_on_a_snapshot(name, jobs, res
     policy = made(name)
     assert isinstance(policy, Lines)
     assert ends(policy) == ends(Recorded(policy, []))
+
+
+class WalksAll(Srtf):
+    """SRTF by its definition: all that run and wait are walked at every event."""
+
+    def choose(self, board):
+        for job in board.running.values():
+            job.rank = self.rank(job)
+        yield from whatever_fits(board, sorted(board.running.values(), key=by_rank))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=jobs_strategy,
+    restart_s=st.sampled_from([0.0, 0.5, 3.0]),
+    lost=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20), st.integers(0, 2)), max_size=3),
+)
+def test_srtf_moves_what_a_walk_over_all_jobs_would(jobs, restart_s, lost):
+    def ends(policy):
+        running = [
+            Running(at, submit * NS, gpus, Rigid(float(lasts), restart_s))
+            for at, (submit, lasts, gpus) in enumerate(jobs)
+        ]
+        changes = [
+            NodeChange(time_ns, node, gpus)
+            for begin, length, node in lost
+            for time_ns, gpus in ((begin * NS, 0), ((begin + length) * NS, 8))
+        ]
+        clock = Clock(running, [8, 8, 8], policy, changes=sorted(changes, key=lambda change: change.time_ns))
+        clock.run()
+        return [(job.start_ns, job.end_ns, job.restarts) for job in running]
+
+    assert ends(Srtf()) == ends(WalksAll())
 
 
 def test_traits_are_those_of_the_policies():

@@ -14,6 +14,7 @@ from valid_graph import runnable, validate
 from windtunnel.errors import ScheduleError
 from windtunnel.physics.engine import Slowdown, Timeline, critical_path, exposed, replay
 from windtunnel.physics.engine.compiled import fixed_kernels, kernels
+from windtunnel.physics.engine.interpreted import Interpreted
 from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
 
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -186,6 +187,18 @@ def test_compiled_and_uncompiled_kernels_agree(case: Case) -> None:
     )
     walk = (g.stream, g.n_streams, g.dep_ptr, g.dep_idx, g.rendezvous, *times)
     assert np.array_equal(fixed_kernels.binding_path(*walk), fixed_kernels.binding_path.py_func(*walk))
+
+
+@given(cases(), st.booleans())
+@law
+def test_the_interpreted_replay_gives_the_integers_of_the_compiled_one(case: Case, slow: bool) -> None:
+    g, factor = case.graph, case.slowdown.factor * float(slow)
+    start, end = np.empty(g.n_ops, np.int64), np.empty(g.n_ops, np.int64)
+    common = (g.dep_ptr, g.dep_idx, g.rendezvous, case.duration, case.slowdown.kind_class, factor, start, end)
+    ran = kernels.replay_rated(g.stream, g.stream_rank, g.n_programs, *common)
+    run = Interpreted(g, case.duration, case.slowdown.kind_class, factor)
+    assert run.run() == ran == g.n_ops
+    assert (run.start, run.end) == (start.tolist(), end.tolist())
 
 
 @given(cases(), st.booleans())

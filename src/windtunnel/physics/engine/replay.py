@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import ScheduleError
+from windtunnel.physics.engine.interpreted import MALFORMED, Interpreted, is_malformed
 from windtunnel.physics.engine.sharing import Contenders, Sharing, contenders
 from windtunnel.physics.engine.timeline import Timeline
 from windtunnel.physics.graph.deadlock import explain_deadlock
@@ -49,6 +50,24 @@ class Slowdown:
         zero = [*self.factor[0], *self.factor[:, 0]]
         assert not any(zero), "class 0 neither slows nor is slowed"
         assert int(self.kind_class.max(initial=0)) < k, "an interference class without a factor"
+
+
+@dataclass
+class WarmUp:
+    """Ops that a process replays without compiled code, which takes a second to load and is worth it after them."""
+
+    ops: int = 40_000
+
+    def takes(self, ops: int) -> bool:
+        """Whether a graph of so many ops is interpreted; counts them."""
+        if ops > self.ops:
+            self.ops = 0
+            return False
+        self.ops -= ops
+        return True
+
+
+_warm_up = WarmUp()
 
 
 def replay(
@@ -84,6 +103,8 @@ def _checked(
 
 def _plain(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None) -> Timeline:
     """Every op as if it met no other on its links."""
+    if _warm_up.takes(graph.n_ops):
+        return _interpreted(graph, durations, slowdown)
     start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
     if slowdown is None:
         # Imported where it is needed: importing compiles, the first time on a machine.
@@ -97,6 +118,15 @@ def _plain(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None
 
         ran = kernels.replay_rated(*_rated(graph, durations, slowdown), start, end)
     return _timeline(graph, durations, ran, start, end)
+
+
+def _interpreted(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None) -> Timeline:
+    if is_malformed(graph, durations):
+        return _timeline(graph, durations, MALFORMED, durations, durations)
+    slowdown = slowdown or Slowdown(np.zeros(graph.n_ops, np.uint8), np.zeros((1, 1)))
+    run = Interpreted(graph, durations, slowdown.kind_class, slowdown.factor)
+    ran = run.run()
+    return _timeline(graph, durations, ran, np.array(run.start, np.int64), np.array(run.end, np.int64))
 
 
 def _shared(
@@ -133,9 +163,7 @@ def _timeline(
     graph: Graph, durations: NDArray[np.int64], ran: int, start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> Timeline:
     """What a kernel found, or why it refused."""
-    from windtunnel.physics.engine.compiled import kernels
-
-    if ran == kernels.MALFORMED:
+    if ran == MALFORMED:
         negative = np.flatnonzero(durations < 0)
         assert not len(negative), f"negative duration {durations[negative[0]]} ns of {graph.name(int(negative[0]))}"
         raise AssertionError("an index of the graph points outside its array")

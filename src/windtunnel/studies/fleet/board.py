@@ -43,6 +43,7 @@ class Board:
         self.wake_ns: int | None = None
         self.whole_gpus = self.capacity
         self.memory: Any = None  # of its policy
+        self.order: Any = None  # of running jobs, as its policy keeps it; None: to be made anew
         self.given: list[tuple[Running, Placement]] = []  # by jobs that ended or stopped, for a policy that clears it
         self.touched: set[int] = set()  # nodes whose free GPUs changed, for a policy that clears it
 
@@ -241,12 +242,13 @@ def _job_of(job_state: JobState, moment: Moment) -> Running:
     return job
 
 
-def whatever_fits(board: Board, running: Sequence[Running]) -> Iterator[Move]:
+def whatever_fits(board: Board, running: Sequence[Running], free: int | None = None) -> Iterator[Move]:
     """Walking running and waiting jobs by rank, whatever fits runs and what no longer does stops.
 
-    `running`: those that run, by rank, each of which is up to date. New places are sought in the order of the walk.
+    `running`: those that run, by rank, each of which is up to date; where nothing changes ahead of some rank, those
+    behind it, and `free`, the GPUs that are left for them. New places are sought in the order of the walk.
     """
-    free = board.capacity
+    free = board.capacity if free is None else free
     start: list[Running] = []
     stop: list[Running] = []
     queue = board.queue()

@@ -113,7 +113,7 @@ class Clock:
                     self._rate(job, job.since_ns)
         if self.lines is not None:
             waiting = [job for line in self.board.lines.values() for _, job in line]
-            self.board.lines, self.board.waiting = {}, 0
+            self.board.lines, self.board.waiting, self.board.order = {}, 0, None
             for job in waiting:
                 self._wait(job)
 

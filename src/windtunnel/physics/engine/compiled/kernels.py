@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
 from windtunnel.physics.engine.compiled.arrays import Array
+from windtunnel.physics.engine.interpreted import MALFORMED
 
 # Names of dtypes for the reader; the type checker need not follow how compiled code mixes array elements and ints.
 I32: TypeAlias = Array
@@ -50,7 +51,6 @@ _inner = partial(njit, cache=True, error_model="numpy", no_cfunc_wrapper=True)
 _pair: Callable[[Sequence[object]], types.Type] = types.Tuple  # numba has no type for it
 
 NEVER = np.iinfo(np.int64).max
-MALFORMED = -1  # an index points outside its array, a duration is negative
 
 
 @njit(cache=True, inline="always", error_model="numpy")

@@ -1,14 +1,19 @@
 """SRTF: shortest remaining time first, with preemption. Ties: submission, then order of the trace.
 
 Walking that order, whatever fits runs. The best mean JCT on one server (Schrage, 1968); it knows all durations.
+
+Of jobs that run the order stays, and against those that wait they only come forward. So nothing changes ahead of the
+first waiting job that fits, and where all that fit do so in free GPUs, none that runs is looked at.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import merge
 
-from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank, whatever_fits
+from windtunnel.studies.fleet.board import Board, Lines, Move, pass_on, whatever_fits
 from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -25,9 +30,90 @@ class Srtf(Lines):
         """Jobs need `remaining_s`."""
         if not board.waiting:
             return
-        for job in board.running.values():
-            job.rank = self.rank(job)
-        yield from whatever_fits(board, sorted(board.running.values(), key=by_rank))
+        if board.order is None:
+            board.order = Order(list(board.running.values()))
+            board.given.clear()
+        order: Order = board.order
+        order.follow(board)
+        running, behind = order.from_the_last(self, board.moment.ns), Behind()
+        start, free = [], board.free_gpus
+        queue = board.queue()
+        head = next(queue, None)
+        while head is not None:
+            fits = head.gpus <= free
+            if not fits and free + behind.gpus_after(head.rank, head.gpus - free, running) >= head.gpus:
+                break  # by what one that runs gives up
+            if fits:
+                start.append(head)
+                free -= head.gpus
+            head = pass_on(queue, size=not fits)
+        moves: Iterator[Move] = ((job, board.fullest(job.gpus)) for job in start)
+        if head is not None:
+            first = (start[0] if start else head).rank
+            free = board.free_gpus + behind.gpus_after(first, board.capacity, running)
+            moves = whatever_fits(board, [job for job in reversed(behind.jobs) if job.rank > first], free)
+        for job, placement in moves:
+            yield job, placement
+            if placement:
+                order.begun.append(job)
+
+
+@dataclass
+class Behind:
+    """Jobs that run by falling rank, as far as anybody has looked."""
+
+    jobs: list[Running] = field(default_factory=list)
+
+    def gpus_after(self, rank: Rank, enough: int, more: Iterator[Running]) -> int:
+        """GPUs of jobs behind a rank, or of the last of them that hold `enough`; `more`: those not looked at yet."""
+        held, at = 0, 0
+        while held < enough:
+            if at == len(self.jobs):
+                job = next(more, None)
+                if job is None:
+                    break
+                self.jobs.append(job)
+            if self.jobs[at].rank < rank:
+                break
+            held += self.jobs[at].gpus
+            at += 1
+        return held
+
+
+@dataclass
+class Order:
+    """Jobs that run, by the instant at which they end: as long as they run that is the order of their time left."""
+
+    begun: list[Running]  # since it was looked at last
+    ends: list[Rank] = field(default_factory=list)  # (instant, submission, job), rising
+    jobs: dict[int, tuple[Rank, Running]] = field(default_factory=dict)  # those in `ends`
+    still: list[Running] = field(default_factory=list)  # whose time left stays: they restart, or nobody knows it
+
+    def follow(self, board: Board) -> None:
+        """Take in what has begun and ended on the board."""
+        gone = {job.index for job, _ in board.given}
+        board.given.clear()
+        for index in gone & self.jobs.keys():
+            del self.ends[bisect_left(self.ends, self.jobs.pop(index)[0])]
+        new, self.begun = [*(job for job in self.still if job.index not in gone), *self.begun], []
+        self.still = []
+        for job in new:
+            if job.index not in board.running:
+                continue
+            if job.since_ns > board.moment.ns or not hasattr(job.work, "duration_s"):
+                self.still.append(job)
+                continue
+            key = (job.due_ns, job.submit_ns, job.index)
+            self.jobs[job.index] = key, job
+            insort(self.ends, key)
+
+    def from_the_last(self, policy: Srtf, now_ns: int) -> Iterator[Running]:
+        """Jobs by falling rank, each with its rank."""
+        still = sorted(((policy.rank(job), job) for job in self.still), key=lambda pair: pair[0], reverse=True)
+        moving = (((key[0] - now_ns, *key[1:]), self.jobs[key[2]][1]) for key in reversed(self.ends))
+        for rank, job in merge(still, moving, key=lambda pair: pair[0], reverse=True):
+            job.rank = rank
+            yield job
 
 
 POLICY = Traits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.physics.cost.price import Price, Source, nanoseconds
 from windtunnel.physics.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
-from windtunnel.physics.engine import Exposure, Slowdown, exposed, replay
+from windtunnel.physics.engine import Exposure, Slowdown, Timeline, exposed, replay
 from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
 from windtunnel.physics.model.operations import Transfer
 from windtunnel.physics.step.nic_sharing import pass_sharing
@@ -35,7 +35,6 @@ class Segment:
     duration_ns: int
     p5: float  # of duration, relative
     p95: float
-    breakdown_ns: dict[str, int]
     busy_s: dict[Source, float]  # busy seconds by source of price
     flops: float
     traffic_bytes: dict[str, float]
@@ -44,6 +43,13 @@ class Segment:
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     block: NDArray[np.int32]  # [ops] of the blocks of its piece: whose work each op is
+
+    @cached_property
+    def breakdown_ns(self) -> dict[str, int]:
+        """Nanoseconds by category; `idle` is when nothing runs."""
+        if not self.graph.n_ops:
+            return {}
+        return owned(exposed(Timeline(self.start_ns, self.end_ns), self.graph), self.graph)[0]
 
 
 @dataclass
@@ -274,7 +280,6 @@ class PassBuilder:
         slowdown = Slowdown(np.array(self.classes, dtype=np.uint8), factors)
         timeline = replay(graph, durations, slowdown, pass_sharing(graph, self.nic_shares))
         total = int(timeline.end_ns.max(initial=0))
-        parts = owned(exposed(timeline, graph), graph)[0] if graph.n_ops else {}
         seconds = np.bincount(self.sources, self.seconds)  # adds up in order
         busy_s = {Source(source): float(seconds[source]) for source in dict.fromkeys(self.sources)}
         busy = sum(busy_s.values())
@@ -282,7 +287,6 @@ class PassBuilder:
             duration_ns=total,
             p5=_total(self.p5_s) / busy if busy else 1.0,
             p95=_total(self.p95_s) / busy if busy else 1.0,
-            breakdown_ns=parts,
             busy_s=busy_s,
             flops=_total(self.flops),
             traffic_bytes=summed_up(self.sent),

@@ -1,0 +1,176 @@
+"""The replay of a small graph without compiled code: a process that asks little need not load any.
+
+The same rules as `compiled/kernels.py` in plain lists: what can start starts, rates of the touched programs are set
+anew, and on to the next instant at which an op of a class starts or ends. The integers are the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.graph.program import Graph
+
+MALFORMED = -1  # an index points outside its array, a duration is negative
+
+
+def is_malformed(graph: Graph, duration_ns: NDArray[np.int64]) -> bool:
+    """Whether an index of the graph points outside its array, or a duration is negative."""
+    n, ptr = graph.n_ops, graph.dep_ptr
+    indices = ((graph.stream, graph.n_streams), (graph.stream_rank, graph.n_programs), (graph.dep_idx, n))
+    outside = any(len(array) and not 0 <= array.min() <= array.max() < limit for array, limit in indices)
+    beyond = int(graph.rendezvous.max(initial=-1)) >= n or int(duration_ns.min(initial=0)) < 0
+    return bool(outside or beyond or ptr[0] != 0 or ptr[n] != len(graph.dep_idx) or np.any(np.diff(ptr) < 0))
+
+
+class Interpreted:
+    """A replay under way. Class 0 of `kind_class`: an op that neither slows nor is slowed."""
+
+    def __init__(
+        self, graph: Graph, duration_ns: NDArray[np.int64], kind_class: NDArray[np.uint8], factor: NDArray[np.float64]
+    ) -> None:
+        self._stream, self._rank = graph.stream.tolist(), graph.stream_rank.tolist()
+        self._group, self._duration = graph.rendezvous.tolist(), duration_ns.tolist()
+        self._class, self._factor = kind_class.tolist(), factor.tolist()
+        n, streams = graph.n_ops, graph.n_streams
+        self.start, self.end = [-1] * n, [-1] * n
+        self.now = 0
+        self._after: list[list[int]] = [[] for _ in range(n)]  # op -> ops that wait for its end
+        self._missing = np.diff(graph.dep_ptr).tolist()  # op -> ends that it waits for
+        self._ready = [0] * n
+        for op, before in zip(
+            np.repeat(np.arange(n), np.diff(graph.dep_ptr)).tolist(), graph.dep_idx.tolist(), strict=True
+        ):
+            self._after[before].append(op)
+        last = [-1] * streams
+        self._members: defaultdict[int, list[int]] = defaultdict(list)  # rendezvous -> its ops
+        for op, stream in enumerate(self._stream):
+            if last[stream] >= 0:
+                self._after[last[stream]].append(op)
+                self._missing[op] += 1
+            last[stream] = op
+            if self._group[op] >= 0:
+                self._members[self._group[op]].append(op)
+        self._absent = {group: len(members) for group, members in self._members.items()}
+        # Of the one op with a class that is under way on a stream.
+        self._active, self._running = [-1] * streams, [False] * streams
+        self._key, self._work, self._since = [-1] * streams, [0.0] * streams, [0] * streams
+        self._rate, self._own = [1.0] * streams, [1.0] * streams
+        self._streams_of: list[list[int]] = [[] for _ in range(graph.n_programs)]
+        for stream, program in enumerate(self._rank):
+            self._streams_of[program].append(stream)
+        self._count = [[0] * len(self._factor) for _ in range(graph.n_programs)]  # ops that run, by class
+        self._dirty: set[int] = set()  # programs where what runs has changed
+        self._touched: set[int] = set()  # rendezvous of which a member started, ended or changed its rate
+        self._events: list[tuple[int, int]] = []  # instant, stream
+
+    def run(self) -> int:
+        """Replay all; returns the number of ops that ran."""
+        self._go_on([op for op, missing in enumerate(self._missing) if not missing])
+        while True:
+            self._set_rates()
+            while self._events and self._events[0][0] != self._key[self._events[0][1]]:
+                heapq.heappop(self._events)
+            if not self._events:
+                return sum(time >= 0 for time in self.end)
+            self.now = self._events[0][0]
+            ended: list[int] = []
+            while self._events and self._events[0][0] == self.now:
+                _, stream = heapq.heappop(self._events)
+                if self._key[stream] != self.now:
+                    continue
+                op, program = self._active[stream], self._rank[stream]
+                self._dirty.add(program)
+                if not self._running[stream]:
+                    self._begin(stream, op)
+                    continue
+                self.end[op] = self.now
+                self._running[stream], self._active[stream], self._key[stream] = False, -1, -1
+                self._count[program][self._class[op]] -= 1
+                if self._group[op] >= 0:
+                    self._touched.add(self._group[op])  # without this member the others may go faster
+                ended.append(op)
+            self._go_on([op for before in ended for op in self._ended(before)])
+
+    def _ended(self, op: int) -> list[int]:
+        """The ops that waited for this one alone."""
+        free, end = [], self.end[op]
+        for later in self._after[op]:
+            if end > self._ready[later]:
+                self._ready[later] = end
+            self._missing[later] -= 1
+            if not self._missing[later]:
+                free.append(later)
+        return free
+
+    def _go_on(self, free: list[int]) -> None:
+        """Start ops that wait for nothing; those of class 0 are done at once, and may lead on to times after now."""
+        while free:
+            op = free.pop()
+            group = self._group[op]
+            members = [op]
+            if group >= 0:
+                self._absent[group] -= 1
+                if self._absent[group]:
+                    continue
+                members = self._members[group]
+            time = max(self._ready[member] for member in members)
+            rated = any(self._class[member] for member in members)
+            for member in members:
+                self.start[member] = time
+                if rated and self._duration[member]:
+                    stream = self._stream[member]
+                    self._active[stream], self._key[stream] = member, time
+                    if time <= self.now:
+                        self._begin(stream, member)
+                    else:
+                        heapq.heappush(self._events, (time, stream))
+                    self._dirty.add(self._rank[stream])
+                else:
+                    self.end[member] = time + self._duration[member]
+                    free += self._ended(member)
+
+    def _begin(self, stream: int, op: int) -> None:
+        """An op of a class runs from now."""
+        self._running[stream], self._rate[stream] = True, 1.0
+        self._work[stream], self._since[stream] = self._duration[op], self.now
+        self._key[stream] = self.now + self._duration[op]
+        self._count[self._rank[stream]][self._class[op]] += 1
+        heapq.heappush(self._events, (self._key[stream], stream))
+
+    def _set_rates(self) -> None:
+        """New rates where the set of running ops has changed; a rendezvous goes at the lowest of its members'."""
+        for program in self._dirty:
+            count = self._count[program]
+            for stream in self._streams_of[program]:
+                if not self._running[stream]:
+                    continue
+                op = self._active[stream]
+                own, extra = self._class[op], 0.0
+                for other in range(1, len(count)):
+                    if count[other] > (other == own):
+                        extra += self._factor[own][other]
+                self._own[stream] = 1.0 / (1.0 + extra)
+                if self._group[op] < 0:
+                    self._set(stream, self._own[stream])
+                else:
+                    self._touched.add(self._group[op])
+        for group in self._touched:
+            here = [self._stream[op] for op in self._members[group] if self._active[self._stream[op]] == op]
+            lowest = min([1.0, *(self._own[stream] for stream in here)])
+            for stream in here:
+                self._set(stream, lowest)
+        self._dirty.clear()
+        self._touched.clear()
+
+    def _set(self, stream: int, rate: float) -> None:
+        if rate == self._rate[stream]:
+            return
+        done = (self.now - self._since[stream]) * self._rate[stream]
+        self._work[stream] = max(0.0, self._work[stream] - done)
+        self._since[stream], self._rate[stream] = self.now, rate
+        self._key[stream] = self.now + int(self._work[stream] / rate + 0.5)
+        heapq.heappush(self._events, (self._key[stream], stream))
