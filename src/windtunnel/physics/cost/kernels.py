@@ -14,8 +14,8 @@ with the utilisation interpolated between measured kernels of the same system (`
 Bands: on a node the p4-p96 of single frameworks' measurements around the grid, between nodes that of held-out shapes,
 outside 10 % (attention 4 %) more per factor e.
 
-A GPU that borrows the tables of its sibling states how its rates differ (`Gpu.kernel_scale`): time is divided by the
-compute scale and never below the bytes over its own bandwidth.
+A GPU that borrows the tables of its sibling states how its rates differ (`Gpu.kernel_scale`): a time grows as what binds
+on each does, bytes or products (`roofline.beside_sibling`), and is never below the bytes over its own bandwidth.
 
 Laws, by construction: every time grows or stays when any size grows (GEMM m, n, k; groups; batch, heads, head_dim,
 keys, or queries and keys together; bytes), and no GEMM beats its data-sheet rate.
@@ -252,7 +252,7 @@ def _scaled(costs: KernelCosts, price: Price, bytes_total: float, products_s: fl
     if scale.compute < 0.5 * scale.memory:
         price = price.scaled(1.0 / scale.memory).widened(-0.15, 0.15, source)
         return _at_least(price, products_s / roofline.gemm_efficiency(costs.gpu, "bf16").peak)
-    price = price.scaled(1.0 / scale.compute).widened(-0.05, 0.05, source)
+    price = price.scaled(roofline.beside_sibling(costs.gpu, bytes_total, products_s)).widened(-0.05, 0.05, source)
     if scale.memory < scale.compute:
         efficiency, _ = roofline.memory_efficiency(costs.gpu)
         price = _at_least(price, bytes_total / (costs.gpu.memory_bandwidth_bytes_per_s * efficiency))

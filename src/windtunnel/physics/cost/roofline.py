@@ -105,6 +105,18 @@ def attention(
     return _of(gpu, compute_s, bytes_total, float(entry["band"]))
 
 
+def beside_sibling(gpu: Gpu, bytes_total: float, products_s: float) -> float:
+    """How many times as long a kernel takes as on the sibling whose tables a GPU borrows, by what binds on each.
+
+        max(bytes / bandwidth, products) here / the same there
+
+    `products_s`: of this GPU's matrix units at their peak.
+    """
+    read_s, scale = bytes_total / gpu.memory_bandwidth_bytes_per_s, gpu.kernel_scale
+    there_s = max(scale.memory * read_s, scale.compute * products_s)
+    return max(read_s, products_s) / there_s if there_s else 1.0
+
+
 def memory_bound(gpu: Gpu, bytes_total: float) -> Price:
     """A kernel that only moves `bytes_total` (read plus written) through HBM."""
     band = memory_efficiency(gpu)[1]

@@ -55,6 +55,6 @@ def test_narrower_types_are_never_slower_among_the_matrix_types(name: str) -> No
     rates: Gpu = get_gpu(name)
     order = [dtype for dtype in ("fp64", "fp32", "tf32", "bf16", "fp8", "nvfp4") if rates.supports(dtype)]
     assert order == sorted(order, key=rates.peak_flops)
-    if rates.generation == "volta":  # tensor cores for fp16 alone
+    if rates.generation == "volta" or name == "mi100":  # fp16 alone; half the rate in bf16
         return
     assert rates.flops_per_s.get("fp16", rates.peak_flops("bf16")) == rates.peak_flops("bf16")

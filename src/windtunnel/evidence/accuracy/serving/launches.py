@@ -99,6 +99,14 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     return replace(deployment, speculative_tokens=drafts["depth"], acceptance=drafts["kept"])
 
 
+def pooled(row: ServingRow, deployment: Deployment) -> Deployment:
+    """A worker of a pool with the cache that its source's recipe asks for, where the row does not say one."""
+    if deployment.kv is not None or not _inferencex_deepseek(row):
+        return deployment
+    found = _first(_published()["deepseek"]["pools"], row, engine=_framework(deployment))
+    return replace(deployment, kv=found.get("kv"))
+
+
 def as_its_recipe(row: ServingRow) -> ServingRow:
     """A row with the columns of its published recipe, where that says otherwise."""
     known = {"engine": row.text("engine"), "apart": row.disaggregated}

@@ -21,6 +21,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     engine_of_row,
     held_back,
     planned_ahead,
+    pooled,
     prompt_tokens,
     repeats,
     sent_again,
@@ -281,7 +282,7 @@ def _pools(
     recipes: list[Recipe],
 ) -> list[ServingResult]:
     """One result where the row says what ran; one for each reading where it leaves the workers open."""
-    sides = [_in_ranks(row, model, side, deployment_of(row, f"{side}_")) for side in SIDES]
+    sides = [_in_ranks(row, model, side, pooled(row, deployment_of(row, f"{side}_"))) for side in SIDES]
     counts = [row.whole_number(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     serving_results = []

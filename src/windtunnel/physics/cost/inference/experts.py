@@ -18,7 +18,7 @@ from windtunnel.physics.cost import roofline
 from windtunnel.physics.cost.inference import measured
 from windtunnel.physics.cost.inference.formats import GEMM_DTYPE, MARLIN, WEIGHT_BYTES, marlin_sizes
 from windtunnel.physics.cost.inference.surface import Curve, curve, fastest
-from windtunnel.physics.hardware.gpu import Gpu
+from windtunnel.physics.hardware.gpu import AS_MEASURED, Gpu
 
 MOE_NAMES = {
     "bf16": "bfloat16",
@@ -130,6 +130,17 @@ def _nearest_experts(engine: Engine, layer: Experts) -> Experts | None:
 
 
 def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
+    """Of the tables, where they hold the shape, at this GPU's own rates."""
+    line, gpu = _experts_in_tables(engine, layer), engine.gpu
+    if line is None or gpu.kernel_scale == AS_MEASURED:
+        return line
+    rate = gpu.peak_flops(_multiplied(gpu, layer.dtype))
+    works = [_work_of(tokens, layer) for tokens in line.nodes]
+    longer = [roofline.beside_sibling(gpu, moved, flops / rate) for moved, flops in works]
+    return Curve(line.nodes, tuple(s * more for s, more in zip(line.seconds, longer, strict=True)))
+
+
+def _experts_in_tables(engine: Engine, layer: Experts) -> Curve | None:
     """Of the tables, where they hold the shape.
 
     FP8 scaled per tensor never takes longer than the same scaled by blocks, which reads as much and computes more: the
@@ -222,15 +233,26 @@ def _weights_of_one(layer: Experts) -> float:
     return (3 if layer.gated else 2) * layer.hidden * layer.inter / layer.tp
 
 
-def _experts_s(engine: Engine, tokens: float, layer: Experts) -> float:
-    """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
+def _work_of(tokens: float, layer: Experts) -> tuple[float, float]:
+    """(bytes, FLOPs) on one of tp x ep GPUs."""
     hidden, inter, topk, _, tp, ep, dtype, _ = layer
     touched, of_one = _touched(tokens, layer), _weights_of_one(layer)
     bytes_total = touched / ep * of_one * WEIGHT_BYTES[dtype] + 4.0 * tokens * topk / ep * (hidden + inter / tp)
     rows = tokens * topk / ep + touched / ep * ROUTED_TILE / 2
+    return bytes_total, 2.0 * rows * of_one
+
+
+def _multiplied(gpu: Gpu, dtype: str) -> str:
+    """What the matrix units multiply experts of this format in."""
     held = GEMM_DTYPE.get(dtype, dtype)
-    rate = engine.gpu.peak_flops(held if engine.gpu.supports(held) else "bf16")
-    efficiency = roofline.gemm_efficiency(engine.gpu, held if engine.gpu.supports(held) else "bf16").peak
+    return held if gpu.supports(held) else "bf16"
+
+
+def _experts_s(engine: Engine, tokens: float, layer: Experts) -> float:
+    """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
+    bytes_total, flops = _work_of(tokens, layer)
+    held = _multiplied(engine.gpu, layer.dtype)
+    rate, efficiency = engine.gpu.peak_flops(held), roofline.gemm_efficiency(engine.gpu, held).peak
     launch = 4 * roofline.launch_floor_s()  # sort, two grouped products, sum
     read_s = bytes_total / roofline.streamed_bytes_per_s(engine.gpu)
-    return launch + max(read_s, 2.0 * rows * of_one / (rate * efficiency * 0.7))
+    return launch + max(read_s, flops / (rate * efficiency * 0.7))

@@ -7,6 +7,7 @@
     all-reduce         the engines' own one-shot and two-shot kernels inside a CUDA graph; NCCL's above 8 GPUs
     dense products     `cost.kernels`, as in training
 
+A GPU that borrows the tables of its sibling takes their times at its own rates (`roofline.beside_sibling`).
 Where a shape was not timed, the nearest one is scaled by bytes moved. Nothing timed is taken to read a cache or
 weights of experts faster than the memory of the GPU gives them: a kernel that is timed over and over finds them on the
 chip, where in a real step other layers have been meanwhile. Tables: aiconfigurator-core 0.12 (Apache-2.0).
@@ -36,7 +37,7 @@ from windtunnel.physics.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.physics.cost.measured.cache import Arrays, cached_arrays, package_data
 from windtunnel.physics.cost.measured.interpolation import Array, LogGrid, as_axis
 from windtunnel.physics.hardware.cluster import Cluster
-from windtunnel.physics.hardware.gpu import Gpu
+from windtunnel.physics.hardware.gpu import AS_MEASURED, Gpu
 
 
 @final
@@ -63,7 +64,11 @@ class InferenceKernels:
     def gemm_s(self, m: float, n: float, k: float, dtype: str) -> float:
         """m x k times k x n with weights in `dtype`."""
         if grid := self._grid(dtype):
-            return gemm_s(grid, max(1.0, m), n, k)
+            m = max(1.0, m)
+            moved = WEIGHT_BYTES[dtype] * n * k + 2.0 * m * (n + k)
+            multiplied = GEMM_DTYPE.get(dtype, dtype)
+            rate = self.gpu.peak_flops(multiplied if self.gpu.supports(multiplied) else "bf16")
+            return gemm_s(grid, m, n, k) * roofline.beside_sibling(self.gpu, moved, 2.0 * m * n * k / rate)
         multiplied = self._multiplied(dtype)
         seconds = self.dense.gemm(max(1.0, m), n, k, multiplied).seconds
         ratio = WEIGHT_BYTES[dtype] / WEIGHT_BYTES[multiplied]
@@ -176,7 +181,7 @@ def _decode_attention(
         # A kernel with other heads of the cache reads as much as one with other sequences does.
         more = kv_heads * head_dim / (chosen[1] * chosen[2])
         batches, contexts = rows["batch_size"].astype(float) / more, rows["step"].astype(float) + 1.0
-        table = surface(batches, contexts, rows["latency"] * 1e-3)
+        table = _borrowed(gpu, surface(batches, contexts, rows["latency"] * 1e-3), per_token, 4.0 * heads * head_dim)
         if window is not None and by_window and where[-1][1] == window:
             return _flat_beyond(table, window)
         table = at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
@@ -198,6 +203,7 @@ def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtyp
         # Beyond the most heads that were timed products take the time, not the cache: it grows with the heads.
         seconds = rows["latency"] * 1e-3 * max(1.0, heads / max(timed))
         table = surface(rows["batch_size"].astype(float), rows["step"].astype(float) + 1.0, seconds)
+        table = _borrowed(gpu, table, per_token, 4.0 * heads * latent)
         return at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
     return _streamed(gpu, per_token, flops_per_token=4.0 * heads * latent)
 
@@ -227,6 +233,22 @@ def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Cu
             nodes, tuple(min(line.at(b), o) if nvlink else line.at(b) for b, o in zip(nodes, ours, strict=True))
         )
     return Curve(nodes, ours)
+
+
+def _borrowed(gpu: Gpu, table: Surface, bytes_per_token: float, flops_per_token: float) -> Surface:
+    """Attention of a GPU that borrows its sibling's tables, beyond a launch."""
+    if gpu.kernel_scale == AS_MEASURED:
+        return table
+    launch, rate = roofline.launch_floor_s(), gpu.peak_flops("bf16")
+    curves = []
+    for batch, own in zip(table.batches, table.curves, strict=True):
+        seconds = []
+        for context, s in zip(own.nodes, own.seconds, strict=True):
+            tokens = batch * context
+            more = roofline.beside_sibling(gpu, tokens * bytes_per_token, tokens * flops_per_token / rate)
+            seconds.append(min(s, launch) + max(0.0, s - launch) * more)
+        curves.append(Curve(own.nodes, tuple(seconds)))
+    return Surface(table.batches, tuple(curves))
 
 
 def _distance(timed: tuple[int, int, int], wanted: tuple[int, int, int]) -> tuple[float, float]:

@@ -160,6 +160,10 @@ class Profile:
         if elsewhere:
             sibling = {} if gpu.generation == DEFAULTS_ON else self._of_sibling(gpu)
             held = {**sibling, **held, "band": hypot(self.band, ELSEWHERE_BAND)}
+        if gpu.kernel_tables is None:
+            # The ranks' defaults were fitted beside timed experts; a factor beside a roofline holds however they lie.
+            for name in ("expert_factor", "expert_prefill_factor"):
+                held |= {f"{name}_ranks": held[name]} if name in held and f"{name}_ranks" not in held else {}
         return replace(self, **held)
 
     def _of_sibling(self, gpu: Gpu) -> dict[str, object]:

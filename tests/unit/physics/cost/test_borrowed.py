@@ -1,0 +1,50 @@
+"""Times of inference kernels on a GPU that borrows the tables of its sibling."""
+
+from __future__ import annotations
+
+import pytest
+
+from windtunnel.physics.cost.inference import inference_kernels
+from windtunnel.physics.cost.inference.kernels import InferenceKernels
+from windtunnel.physics.cost.roofline import beside_sibling
+from windtunnel.physics.hardware import get_gpu, parse_cluster
+
+
+def _kernels(gpu: str) -> InferenceKernels:
+    kernels = inference_kernels(parse_cluster(f"{gpu}:1"), "trtllm")
+    if not kernels.measured:
+        pytest.skip("aiconfigurator-core is not installed: no tables to borrow")
+    return kernels
+
+
+def test_what_binds_on_both_is_scaled_by_its_rate() -> None:
+    gpu = get_gpu("rtx-pro-4500")  # compute 0.374, memory 0.501 of the RTX PRO 6000
+    assert beside_sibling(gpu, 1e9, 0.0) == pytest.approx(1 / 0.501)
+    assert beside_sibling(gpu, 0.0, 1e-3) == pytest.approx(1 / 0.374)
+
+
+def test_a_kernel_that_products_bind_here_alone_takes_what_they_add() -> None:
+    gpu = get_gpu("h20")  # compute 0.1496, memory 0.833
+    read_s = 1e-3
+    there_s = 0.833 * read_s  # reading, in which the sibling's products of 0.1496 x 2 ms hide
+    assert beside_sibling(gpu, read_s * gpu.memory_bandwidth_bytes_per_s, 2e-3) == pytest.approx(2e-3 / there_s)
+
+
+def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
+    assert beside_sibling(get_gpu("h100-sxm"), 1e9, 1e-3) == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("tokens", [1.0, 64.0, 4096.0])
+def test_quantised_products_take_as_much_longer_as_the_rates_are_less(dtype: str, tokens: float) -> None:
+    borrowed, own = _kernels("rtx-pro-4500"), _kernels("rtx-pro-6000")
+    ratio = borrowed.gemm_s(tokens, 4096, 4096, dtype) / own.gemm_s(tokens, 4096, 4096, dtype)
+    assert 1 / 0.502 <= ratio <= 1 / 0.373
+
+
+def test_attention_and_experts_take_longer_where_the_memory_is_slower() -> None:
+    borrowed, own = _kernels("rtx-pro-4500"), _kernels("rtx-pro-6000")
+    shape = (32, 8, 128, "fp8", None)
+    assert borrowed.decode_attention(*shape).at(64, 8192) > 1.9 * own.decode_attention(*shape).at(64, 8192)
+    experts = (4096, 14336, 2, 8, 1, 1, "fp8")
+    assert borrowed.experts(*experts).at(64) > 1.9 * own.experts(*experts).at(64)
