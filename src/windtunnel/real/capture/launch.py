@@ -138,6 +138,7 @@ def _captured(
     for part in parts:
         checks.compare_programs(part.document, part.files, whole=not options.ranks)
     checks.compare_own_data(task)
+    checks.compare_orders_of_sets(task)
     main.document.update(checks.document() | period.document())
     main.document["not_seen"] = [*period.unseen, *checks.not_reached(), *_not_run(launch, workers)]
     main.document["notes"] = sorted({*facts["notes"], *checks.notes})

@@ -43,7 +43,8 @@ class Condition:
 
 
 @cache
-def _tree(path: str) -> ast.Module | None:
+def tree_of(path: str) -> ast.Module | None:
+    """A file of Python, parsed; None where it is none."""
     try:
         return ast.parse(Path(path).read_text(encoding="utf-8", errors="replace"))
     except (OSError, SyntaxError, ValueError):
@@ -53,7 +54,7 @@ def _tree(path: str) -> ast.Module | None:
 @cache
 def conditions_of(path: str) -> tuple[Condition, ...]:
     """Tests of a file on which more than printing hangs, and what is returned or taken in turn (`sizes[i % 3]`)."""
-    tree = _tree(path)
+    tree = tree_of(path)
     conditions: list[Condition] = []
     if tree is not None:
         for function, node in _statements(tree, ("<module>", 1)):
@@ -82,7 +83,7 @@ class Round:
 @cache
 def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
     """Loops of a file by function, outer ones first."""
-    tree = _tree(path)
+    tree = tree_of(path)
     found: dict[tuple[str, int], list[Round]] = {}
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if isinstance(node, ast.For | ast.While):
@@ -102,7 +103,7 @@ def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
 @cache
 def _calls_of(path: str) -> dict[tuple[str, int], list[tuple[int, str]]]:
     """What each function of a file calls, by name: (line, last part of the name)."""
-    tree = _tree(path)
+    tree = tree_of(path)
     found: dict[tuple[str, int], list[tuple[int, str]]] = {}
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if isinstance(node, ast.Call):
@@ -338,7 +339,7 @@ def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:
     sure: dict[int, None] = {}
     others: dict[int, None] = {}
     for path in paths:
-        tree = _tree(path)
+        tree = tree_of(path)
         for node in ast.walk(tree) if tree is not None else ():
             if not isinstance(node, ast.Compare):
                 continue
@@ -363,7 +364,7 @@ def calls_not_reached(paths: Mapping[str, str], seen: set[str], names: Sequence[
     """Lines of the script that call one of `names` and were not come to: "train.py:44 (all_reduce)"."""
     found: list[tuple[str, int, str]] = []
     for path, name in paths.items():
-        tree = _tree(path)
+        tree = tree_of(path)
         for node in ast.walk(tree) if tree is not None else ():
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
@@ -376,7 +377,7 @@ def calls_not_reached(paths: Mapping[str, str], seen: set[str], names: Sequence[
 
 def branches_on(path: str, line: int) -> bool:
     """Whether what is read at a line decides a branch: it stands in a test, or a test takes what it is assigned to."""
-    tree = _tree(path)
+    tree = tree_of(path)
     if tree is None:
         return False
     tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.While | ast.IfExp)]

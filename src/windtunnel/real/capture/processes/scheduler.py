@@ -97,8 +97,10 @@ class Workers:
         cores: int | None = None,
         timeout_s: float = 600.0,
         report: Report | None = None,
+        hash_seed: str = "",
     ) -> None:
         self.settings, self.timeout_s = settings, timeout_s
+        self._hash_seed = hash_seed  # of the interpreter; "": as everywhere
         self.cores = cores or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         )
@@ -120,6 +122,8 @@ class Workers:
         place = self._place = folder_of_this_process(CAPTURE_PREFIX)
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         environment = {**os.environ, "OMP_NUM_THREADS": threads, FOLDER_VARIABLE: str(place)}
+        if self._hash_seed:
+            environment["PYTHONHASHSEED"] = self._hash_seed
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", fork_server.__name__],
