@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.processes.conditions import branches_on, calls_not_reached
+from windtunnel.real.capture.processes.conditions import branches_on, calls_not_reached, is_joined
 from windtunnel.real.capture.processes.rank_process import program_file
 from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
 from windtunnel.real.capture.processes.set_order import orders_taken
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference
-from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, compare
+from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, compare, ranks_text
 
 MOST_RANKS = 64  # that a finding names where it may be any
 MOST_NOT_REACHED = 12
+UNEVEN = "hang at the end of the loop"
 HASH_SEEDS = ("1", "2", "3")  # under which a rank is run again
 MOST_CPU_S = 10.0  # of a rank that is run again under all of them, not under the first alone
 CALLS = (
@@ -56,8 +57,12 @@ class Checks:
         fatal = [finding for finding in self.findings if finding.is_fatal]
         if fatal:
             self._refuse(f"{fatal[0].text} ({error})", error.details)
-        if error.finding is not None:
-            self.findings.append(error.finding)
+        raised = (
+            self._workers.exception(rank) for rank, of in self._workers.outcomes.items() if of["status"] == "error"
+        )
+        finding = error.finding or next((one for one in raised if one is not None), None)
+        if finding is not None:
+            self.findings.append(finding)
             self._refuse(str(error), error.details)
 
     def compare_calls(self) -> None:
@@ -72,9 +77,31 @@ class Checks:
                 races[found.line, found.group] = Finding(found.kind, ranks, found.group, found.line, text, CORRUPT)
         self.findings += races.values()
         found_now = compare(self._logs(), self._launch.world_size)
+        self.findings += self._uneven_loops()
         self.findings[:0] = found_now
         if found_now:
             self._refuse(f"the job could not run: {found_now[0].text}; compared were {self._who()}")
+
+    def _uneven_loops(self) -> list[Finding]:
+        """Loops around steps that go round more often on some ranks."""
+        rounds: dict[tuple[str, int, str], dict[int, list[int]]] = {}
+        for rank, outcome in sorted(self._workers.outcomes.items()):
+            for name, line, head, length in outcome.get("loops", ()):
+                rounds.setdefault((name, line, head), {}).setdefault(length, []).append(rank)
+        paths = {path for outcome in self._workers.outcomes.values() for path in outcome.get("files", {})}
+        found = []
+        for (name, line, head), ranks in rounds.items():
+            if len(ranks) > 1 and not is_joined(sorted(paths)):
+                counts = ", ".join(
+                    f"{count:,} times on rank{'s' * (len(of) > 1)} {ranks_text(of)}" for count, of in ranks.items()
+                )
+                text = (
+                    f"{name}:{line}: `{head}` goes round {counts}, and each round takes a step: ranks part at its end,"
+                    " unless something stops all of them before"
+                )
+                odd = min(ranks.values(), key=len)
+                found.append(Finding("rounds", tuple(odd), "world", f"{name}:{line}", text, UNEVEN))
+        return found
 
     def compare_programs(self, document: Mapping[str, object], files: Mapping[int, Path], *, whole: bool) -> None:
         """The captured step of every class of ranks. `whole`: it is known of every rank whose class it is of."""

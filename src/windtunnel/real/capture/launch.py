@@ -100,6 +100,8 @@ def _with_workers(
                 few = range(launch.world_size) if launch.world_size <= FEW_RANKS else _named(launch, workers)
                 others = options.ranks or few
                 workers.run_whatever_comes(others, task_of(launch, options))
+            elif workers.outcomes and 0 not in workers.outcomes and not options.ranks:  # does the first raise too?
+                workers.run_whatever_comes([0], task_of(launch, options))
             checks.explain(error)
             raise
 

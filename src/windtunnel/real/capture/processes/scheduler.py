@@ -363,13 +363,18 @@ class Workers:
             outcome = {"status": "died", "message": _death(status)}
         self.outcomes[rank] = outcome
         if outcome["status"] != "ok":
-            message, finding = f"rank {rank}: {outcome['message']}", None
-            others = [number for number, of in self.outcomes.items() if of["status"] == "ok"]
-            if outcome.get("contradicts") or (others and outcome["status"] == "error"):
-                text = message if not others else f"{message}; rank {others[0]} runs through it"
-                finding = Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)
             details, missing = outcome.get("details") or self._log(rank), outcome.get("missing", "")
-            raise ScriptError(message, details, finding, missing=missing)
+            raise ScriptError(f"rank {rank}: {outcome['message']}", details, self.exception(rank), missing=missing)
+
+    def exception(self, rank: int) -> Finding | None:
+        """What it says of the job that a rank raised: something where another runs through, or nothing would."""
+        outcome = self.outcomes[rank]
+        text = f"rank {rank}: {outcome['message']}"
+        others = [number for number, of in self.outcomes.items() if of["status"] == "ok"]
+        if not outcome.get("contradicts") and not (others and outcome["status"] == "error"):
+            return None
+        text = text if not others else f"{text}; rank {others[0]} runs through it"
+        return Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)
 
     def _look_for_hangs(self, waiting: Mapping[int, str], more: bool) -> None:
         now = time.monotonic()
