@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.processes.conditions import branches_on, calls_not_reached
+from windtunnel.real.capture.processes.conditions import branches_on, calls_not_reached, is_joined
+from windtunnel.real.capture.processes.rank_process import program_file
 from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
+from windtunnel.real.capture.processes.set_order import orders_taken
+from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
-from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, compare
+from windtunnel.studies.programs.rank_classes.equality import first_difference
+from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, compare, ranks_text
 
 MOST_RANKS = 64  # that a finding names where it may be any
 MOST_NOT_REACHED = 12
+UNEVEN = "hang at the end of the loop"
+HASH_SEEDS = ("1", "2", "3")  # under which a rank is run again
+MOST_CPU_S = 10.0  # of a rank that is run again under all of them, not under the first alone
 CALLS = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast"),
     *("all_to_all", "all_to_all_single", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv"),
@@ -48,8 +57,12 @@ class Checks:
         fatal = [finding for finding in self.findings if finding.is_fatal]
         if fatal:
             self._refuse(f"{fatal[0].text} ({error})", error.details)
-        if error.finding is not None:
-            self.findings.append(error.finding)
+        raised = (
+            self._workers.exception(rank) for rank, of in self._workers.outcomes.items() if of["status"] == "error"
+        )
+        finding = error.finding or next((one for one in raised if one is not None), None)
+        if finding is not None:
+            self.findings.append(finding)
             self._refuse(str(error), error.details)
 
     def compare_calls(self) -> None:
@@ -64,9 +77,31 @@ class Checks:
                 races[found.line, found.group] = Finding(found.kind, ranks, found.group, found.line, text, CORRUPT)
         self.findings += races.values()
         found_now = compare(self._logs(), self._launch.world_size)
+        self.findings += self._uneven_loops()
         self.findings[:0] = found_now
         if found_now:
             self._refuse(f"the job could not run: {found_now[0].text}; compared were {self._who()}")
+
+    def _uneven_loops(self) -> list[Finding]:
+        """Loops around steps that go round more often on some ranks."""
+        rounds: dict[tuple[str, int, str], dict[int, list[int]]] = {}
+        for rank, outcome in sorted(self._workers.outcomes.items()):
+            for name, line, head, length in outcome.get("loops", ()):
+                rounds.setdefault((name, line, head), {}).setdefault(length, []).append(rank)
+        paths = {path for outcome in self._workers.outcomes.values() for path in outcome.get("files", {})}
+        found = []
+        for (name, line, head), ranks in rounds.items():
+            if len(ranks) > 1 and not is_joined(sorted(paths)):
+                counts = ", ".join(
+                    f"{count:,} times on rank{'s' * (len(of) > 1)} {ranks_text(of)}" for count, of in ranks.items()
+                )
+                text = (
+                    f"{name}:{line}: `{head}` goes round {counts}, and each round takes a step: ranks part at its end,"
+                    " unless something stops all of them before"
+                )
+                odd = min(ranks.values(), key=len)
+                found.append(Finding("rounds", tuple(odd), "world", f"{name}:{line}", text, UNEVEN))
+        return found
 
     def compare_programs(self, document: Mapping[str, object], files: Mapping[int, Path], *, whole: bool) -> None:
         """The captured step of every class of ranks. `whole`: it is known of every rank whose class it is of."""
@@ -132,6 +167,34 @@ class Checks:
             self.findings.insert(0, Finding("data", ranks, group, where, text))
             self._refuse(f"the job could hang: {text}")
 
+    def compare_orders_of_sets(self, task: Mapping[str, object]) -> None:
+        """Whether the order of a set decides what a rank calls: it is run again in processes with other hash seeds."""
+        if os.environ.get("PYTHONHASHSEED", "random") != "random":
+            return  # given to all ranks: their sets have one order
+        rank = min(self._workers.outcomes)
+        outcome, log = self._workers.outcomes[rank], self._log(str(rank))
+        places = orders_taken(outcome.get("files", {}))
+        if not places or log is None:
+            return
+        for seed in HASH_SEEDS if outcome["cpu_seconds"] < MOST_CPU_S else HASH_SEEDS[:1]:
+            settings = {**self._workers.settings, "try_to_load": ()}
+            limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
+            with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
+                with suppress(ScriptError):
+                    others.run([rank], {**task, "goes_on": False}, helpers_end=True)
+                other = call_log(others, str(rank))
+                if other is None or others.outcomes.get(rank, {}).get("status") != "ok":
+                    continue
+                pair = first_call_that_differs(log, other, ends=False)
+                if pair is not None:
+                    text, finding = _parted_by_order(pair, log, places, self._launch.world_size)
+                    self.findings.insert(0, finding)
+                    self._refuse(f"the job could hang: {text}")
+                found = _mixed_by_order(self._workers, others, rank, log, places)
+                if found is not None:
+                    self.findings.append(found)
+                    return
+
     def not_reached(self) -> list[str]:
         """Calls that stand in the script and that no rank came to."""
         seen = {entry.line for log in self._logs().values() for entry in log.entries}
@@ -174,9 +237,14 @@ class Checks:
         return {rank: log for rank, log in sorted(logs.items()) if log is not None}
 
     def _log(self, rank: str) -> CallLog | None:
-        assert self._workers.folder is not None
-        path = self._workers.folder / f"calls_{rank}.json"
-        return CallLog.from_plain(json.loads(path.read_bytes())) if path.exists() else None
+        return call_log(self._workers, rank)
+
+
+def call_log(workers: Workers, rank: str) -> CallLog | None:
+    """What a rank of these called."""
+    assert workers.folder is not None
+    path = workers.folder / f"calls_{rank}.json"
+    return CallLog.from_plain(json.loads(path.read_bytes())) if path.exists() else None
 
 
 def _split(line: str) -> tuple[str, int]:
@@ -203,3 +271,54 @@ def first_call_that_differs(
 
 def _identity(log: CallLog, entry: CallEntry) -> object:
     return entry.kind, entry.bytes, entry.line, log.groups[entry.group] if entry.group >= 0 else None
+
+
+def _parted_by_order(
+    pair: tuple[CallEntry | None, CallEntry | None], log: CallLog, places: Sequence[tuple[str, int]], world: int
+) -> tuple[str, Finding]:
+    mine, its = pair
+    call = mine or its
+    assert call is not None
+    said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in pair]
+    text = (
+        f"{_orders_near(places, call.line)}: as it is, the script calls {said[0]}; in a process of its own, {said[1]}."
+        " Ranks part there: sort it first"
+    )
+    group = log.groups[call.group].text(world) if call.group >= 0 else "world"
+    ranks = tuple(range(min(world, MOST_RANKS)))
+    return text, Finding("set-order", ranks, group, call.line, text)
+
+
+def _mixed_by_order(
+    workers: Workers, others: Workers, rank: int, log: CallLog, places: Sequence[tuple[str, int]]
+) -> Finding | None:
+    """Where all calls are alike, and the first op of a step that differs is one of them: it takes another tensor."""
+    one, other = workers.outcomes[rank]["digests"][0], others.outcomes[rank]["digests"][0]
+    if one == other:
+        return None
+    mine, its = (_program(of, rank, key) for of, key in ((workers, one), (others, other)))
+    difference = first_difference(mine, its)
+    op = mine.ops[difference.op] if difference is not None and difference.op >= 0 else None
+    if op is None or op.communication is None:
+        return None
+    members = op.communication.members
+    group = next((of.text(mine.world_size) for of in log.groups if of.members == members), op.communication.group)
+    text = (
+        f"{_orders_near(places, op.line)}: {op.communication.kind} at {op.line} takes one tensor here and another in a"
+        " process of its own, so ranks would mix what does not belong together: sort it first"
+    )
+    return Finding("set-order", members[:MOST_RANKS], group, op.line, text, CORRUPT)
+
+
+def _program(workers: Workers, rank: int, key: str) -> RankProgram:
+    assert workers.folder is not None
+    path = program_file(workers.folder, rank, key)
+    return read_program(path if path.exists() else program_file(workers.folder, rank))
+
+
+def _orders_near(places: Sequence[tuple[str, int]], line: str) -> str:
+    """Where the order of a set is taken: of the call's file the last place before it, else all of a few."""
+    name, number = _split(line) if line else ("", 0)
+    before = [place for place in places if place[0] == name and place[1] <= number]
+    shown = ", ".join(f"{name}:{number}" for name, number in (before[-1:] or places[:3]))
+    return f"the order of a set, or hash(), at {shown} is another in each process"

@@ -100,6 +100,8 @@ def _with_workers(
                 few = range(launch.world_size) if launch.world_size <= FEW_RANKS else _named(launch, workers)
                 others = options.ranks or few
                 workers.run_whatever_comes(others, task_of(launch, options))
+            elif workers.outcomes and 0 not in workers.outcomes and not options.ranks:  # does the first raise too?
+                workers.run_whatever_comes([0], task_of(launch, options))
             checks.explain(error)
             raise
 
@@ -138,6 +140,7 @@ def _captured(
     for part in parts:
         checks.compare_programs(part.document, part.files, whole=not options.ranks)
     checks.compare_own_data(task)
+    checks.compare_orders_of_sets(task)
     main.document.update(checks.document() | period.document())
     main.document["not_seen"] = [*period.unseen, *checks.not_reached(), *_not_run(launch, workers)]
     main.document["notes"] = sorted({*facts["notes"], *checks.notes})

@@ -43,7 +43,8 @@ class Condition:
 
 
 @cache
-def _tree(path: str) -> ast.Module | None:
+def tree_of(path: str) -> ast.Module | None:
+    """A file of Python, parsed; None where it is none."""
     try:
         return ast.parse(Path(path).read_text(encoding="utf-8", errors="replace"))
     except (OSError, SyntaxError, ValueError):
@@ -53,7 +54,7 @@ def _tree(path: str) -> ast.Module | None:
 @cache
 def conditions_of(path: str) -> tuple[Condition, ...]:
     """Tests of a file on which more than printing hangs, and what is returned or taken in turn (`sizes[i % 3]`)."""
-    tree = _tree(path)
+    tree = tree_of(path)
     conditions: list[Condition] = []
     if tree is not None:
         for function, node in _statements(tree, ("<module>", 1)):
@@ -82,7 +83,7 @@ class Round:
 @cache
 def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
     """Loops of a file by function, outer ones first."""
-    tree = _tree(path)
+    tree = tree_of(path)
     found: dict[tuple[str, int], list[Round]] = {}
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if isinstance(node, ast.For | ast.While):
@@ -102,7 +103,7 @@ def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
 @cache
 def _calls_of(path: str) -> dict[tuple[str, int], list[tuple[int, str]]]:
     """What each function of a file calls, by name: (line, last part of the name)."""
-    tree = _tree(path)
+    tree = tree_of(path)
     found: dict[tuple[str, int], list[tuple[int, str]]] = {}
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if isinstance(node, ast.Call):
@@ -215,6 +216,7 @@ class Loop:
         self._words: dict[tuple[str, Condition], set[object]] = {}  # values that are compared and are no numbers
         self._rounds: dict[tuple[str, Round], int] = {}  # inner ones, and how often they go round; 0: not known
         self._called: set[str] = set()  # names of what the training's loop calls
+        self.lengths: dict[tuple[str, int, str], int] = {}  # (file, line, head) of each loop of known length
 
     def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
         """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's."""
@@ -232,6 +234,7 @@ class Loop:
                     one for one in _rounds_of(code.co_filename).get(here, ()) if one.line <= frame.f_lineno <= one.end
                 ]
                 inside += [(name, one, _length(one, frame)) for one in reversed(rounds)]
+                self.lengths |= {(of, one.line, one.text): long for of, one, long in inside if long}
                 calls = _calls_of(code.co_filename).get(here, ())
                 called += [call for line, call in calls if not rounds or rounds[0].line <= line <= rounds[0].end]
                 if rounds:
@@ -309,6 +312,13 @@ class Loop:
         return found
 
 
+def is_joined(paths: Sequence[str]) -> bool:
+    """Whether a source allows for ranks with fewer rounds: `with Join([model]):`."""
+    trees = (tree_of(path) for path in paths)
+    nodes = (node for tree in trees if tree is not None for node in ast.walk(tree) if isinstance(node, ast.withitem))
+    return any("join" in ast.unparse(node.context_expr).lower() for node in nodes)
+
+
 def _let_go(frame: FrameType) -> None:
     """Python up to 3.12 keeps what `f_locals` gave, and so the script's tensors of this step, until it is asked again.
 
@@ -338,7 +348,7 @@ def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:
     sure: dict[int, None] = {}
     others: dict[int, None] = {}
     for path in paths:
-        tree = _tree(path)
+        tree = tree_of(path)
         for node in ast.walk(tree) if tree is not None else ():
             if not isinstance(node, ast.Compare):
                 continue
@@ -363,7 +373,7 @@ def calls_not_reached(paths: Mapping[str, str], seen: set[str], names: Sequence[
     """Lines of the script that call one of `names` and were not come to: "train.py:44 (all_reduce)"."""
     found: list[tuple[str, int, str]] = []
     for path, name in paths.items():
-        tree = _tree(path)
+        tree = tree_of(path)
         for node in ast.walk(tree) if tree is not None else ():
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
@@ -375,20 +385,55 @@ def calls_not_reached(paths: Mapping[str, str], seen: set[str], names: Sequence[
 
 
 def branches_on(path: str, line: int) -> bool:
-    """Whether what is read at a line decides a branch: it stands in a test, or a test takes what it is assigned to."""
-    tree = _tree(path)
+    """Whether what is read at a line decides a branch: it stands in a test, or a test takes what is made of it.
+
+    By names, wherever in the file: what it is assigned to, what a function returns, what a function is given.
+    """
+    tree = tree_of(path)
     if tree is None:
         return False
-    tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.While | ast.IfExp)]
+    nodes = list(ast.walk(tree))
+    tests = [node.test for node in nodes if isinstance(node, ast.If | ast.While | ast.IfExp)]
+    tests += [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Compare | ast.BoolOp)
+    ]
     if any(test.lineno <= line <= (test.end_lineno or test.lineno) for test in tests):
         return True
-    assigned = {
-        part.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
-        and node.lineno <= line <= (node.end_lineno or 0)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        for part in ast.walk(target)
-        if isinstance(part, ast.Name)
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    parameters = {
+        one.name: [given.arg for given in one.args.args if given.arg not in ("self", "cls")] for one in functions
     }
-    return any(isinstance(part, ast.Name) and part.id in assigned for test in tests for part in ast.walk(test))
+    names = {name for node in nodes for name in _named_by(node) if node.lineno <= line <= (node.end_lineno or 0)}  # type: ignore[attr-defined]
+    returned = [(one.name, node.value) for one in functions for node in ast.walk(one) if isinstance(node, ast.Return)]
+    names |= {name for name, value in returned if value is not None and value.lineno <= line <= (value.end_lineno or 0)}
+    while True:
+        more = {name for node in nodes for name in _named_by(node) if _mentions(node.value, names)}  # type: ignore[attr-defined]
+        more |= {name for name, value in returned if value is not None and _mentions(value, names)}
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                given = zip(parameters.get(called, ()), node.args, strict=False)
+                more |= {name for name, value in given if _mentions(value, names)}
+        if more <= names:
+            return any(_mentions(test, names) for test in tests)
+        names |= more
+
+
+def _named_by(node: ast.AST) -> list[str]:
+    """Names that a statement assigns to."""
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) or node.value is None:
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+
+
+def _mentions(node: ast.AST | None, names: set[str]) -> bool:
+    """Whether a name stands in an expression, be it of a variable or of what is called."""
+    parts = ast.walk(node) if node is not None else ()
+    return any(
+        (isinstance(part, ast.Name) and part.id in names)
+        or (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in names)
+        for part in parts
+    )

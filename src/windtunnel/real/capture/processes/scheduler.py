@@ -97,8 +97,10 @@ class Workers:
         cores: int | None = None,
         timeout_s: float = 600.0,
         report: Report | None = None,
+        hash_seed: str = "",
     ) -> None:
         self.settings, self.timeout_s = settings, timeout_s
+        self._hash_seed = hash_seed  # of the interpreter; "": as everywhere
         self.cores = cores or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         )
@@ -120,6 +122,8 @@ class Workers:
         place = self._place = folder_of_this_process(CAPTURE_PREFIX)
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         environment = {**os.environ, "OMP_NUM_THREADS": threads, FOLDER_VARIABLE: str(place)}
+        if self._hash_seed:
+            environment["PYTHONHASHSEED"] = self._hash_seed
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", fork_server.__name__],
@@ -359,13 +363,18 @@ class Workers:
             outcome = {"status": "died", "message": _death(status)}
         self.outcomes[rank] = outcome
         if outcome["status"] != "ok":
-            message, finding = f"rank {rank}: {outcome['message']}", None
-            others = [number for number, of in self.outcomes.items() if of["status"] == "ok"]
-            if outcome.get("contradicts") or (others and outcome["status"] == "error"):
-                text = message if not others else f"{message}; rank {others[0]} runs through it"
-                finding = Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)
             details, missing = outcome.get("details") or self._log(rank), outcome.get("missing", "")
-            raise ScriptError(message, details, finding, missing=missing)
+            raise ScriptError(f"rank {rank}: {outcome['message']}", details, self.exception(rank), missing=missing)
+
+    def exception(self, rank: int) -> Finding | None:
+        """What it says of the job that a rank raised: something where another runs through, or nothing would."""
+        outcome = self.outcomes[rank]
+        text = f"rank {rank}: {outcome['message']}"
+        others = [number for number, of in self.outcomes.items() if of["status"] == "ok"]
+        if not outcome.get("contradicts") and not (others and outcome["status"] == "error"):
+            return None
+        text = text if not others else f"{text}; rank {others[0]} runs through it"
+        return Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)
 
     def _look_for_hangs(self, waiting: Mapping[int, str], more: bool) -> None:
         now = time.monotonic()

@@ -58,8 +58,8 @@ class Steps:
         self._ran = 0  # steps of `digests`, before any were left out
 
     def look(self) -> None:
-        """A step ends here. How many there are is for rank 0 to say; another rank looks where it is asked for alone."""
-        if self._rank and self._goes_on:
+        """A step ends here. How many there are is for rank 0 to say; another rank looks once, or where it is alone."""
+        if self._rank and self._goes_on and self.loop.lengths:
             return
         self.loop.look(sys._getframe(2), script_name)
 
@@ -189,6 +189,7 @@ class Steps:
             "digests": self.digests,
             "period": self._period or 1,
             "unseen": self.unseen(),
+            "loops": [[*loop, length] for loop, length in self.loop.lengths.items()],
         }
 
 

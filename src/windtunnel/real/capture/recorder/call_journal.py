@@ -93,15 +93,27 @@ class CallJournal:
         call = flight.call
         if (line, flight.line) in self._races or len(self._races) >= MOST_RACES:
             return
-        number = self._numbers.get((call.group, id(call.members)))
-        group = self._log.groups[number].text(self._world_size) if number is not None else call.group
+        group = self._group_text(call)
         text = (
             f"rank {self._log.rank} reads or writes at {line} what {call.kind} at {flight.line} in group {group} still"
             f" writes (op {op}): wait for its handle first, or the values are old, new or a mixture"
         )
         self._races[line, flight.line] = Finding("race", (self._log.rank,), group, line, text, CORRUPT)
 
+    def note_overlap(self, call: Communication) -> None:
+        """The parts that a call brings are to lie in one tensor: `[x] * size`."""
+        group = self._group_text(call)
+        text = (
+            f"rank {self._log.rank}: {call.kind} at {self.line} in group {group} is given the same tensor for several"
+            " members, so the last part is all that is left: make a tensor for each"
+        )
+        self._races.setdefault((self.line, ""), Finding("overlap", (self._log.rank,), group, self.line, text, CORRUPT))
+
+    def _group_text(self, call: Communication) -> str:
+        number = self._numbers.get((call.group, id(call.members)))
+        return self._log.groups[number].text(self._world_size) if number is not None else call.group
+
     @property
     def races(self) -> list[Finding]:
-        """Reads before `wait`."""
+        """Reads before `wait`, and parts that overlap."""
         return list(self._races.values())

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from windtunnel.real.operator_call import Arguments, Keywords
 
 _MOVES = ("all_gather", "gather", "scatter", "all_to_all")  # what they bring is like what is given to them
+_PARTS = ("all_gather", "gather", "all_to_all")  # what they bring lies in a tensor for each member
 _GIVES_NOTHING = ("send", "barrier", "monitored_barrier_")
 
 
@@ -161,7 +162,10 @@ class Exchanges:
             if call is not None:
                 self._issued[id(call)] = (call, index)
                 recorder.rows.lines[index] = recorder.journal.line
-        filled = [*_filled(facts, args, kwargs), *outputs]
+        written = _filled(facts, args, kwargs)
+        if begun and begun[-1] is not None and begun[-1].kind in _PARTS and len(set(map(id, written))) < len(written):
+            recorder.journal.note_overlap(begun[-1])
+        filled = [*written, *outputs]
         for tensor in filled:
             n = ledger.number(tensor)
             writer[n] = index

@@ -221,9 +221,21 @@ def _collectives(
     )
     call = mine if kind == "skipped" else its
     assert call is not None
-    step = call.step
+    step, line = call.step, call.line
     text = f"collective {number + 1} of group {where}, in {_step(step)}: {first} where {second}: {cause}"
-    return [(step, Finding(kind, odd, where, call.line, text))]
+    apart = _lines_apart(calls[odd[0]][:number], calls[usual[0]][:number], step)
+    if apart is not None:
+        place, theirs, ours = apart
+        text += f"; collective {place + 1} they call alike, {_subject(odd)} at {theirs} and {_subject(usual)} at {ours}"
+    return [(step, Finding(kind, odd, where, line, text))]
+
+
+def _lines_apart(one: Sequence[CallEntry], other: Sequence[CallEntry], step: int) -> tuple[int, str, str] | None:
+    """The first calls of a step that are alike and stand at different lines: there the ranks may have parted."""
+    for number, (mine, its) in enumerate(zip(one, other, strict=True)):
+        if mine.step == step and mine.line and its.line and mine.line != its.line:
+            return number, mine.line, its.line
+    return None
 
 
 _SKIPS = "a member that skips a collective makes the others wait for ever"

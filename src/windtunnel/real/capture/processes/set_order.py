@@ -1,0 +1,107 @@
+"""Where a script's source takes things in the order of a set, or asks for `hash`: another one in each process.
+
+Python draws a seed for the hashes of strings when a process starts, and other objects hash by their address. Ranks are
+processes, so what follows from such an order differs between them; here all ranks are forks of one process, and agree.
+Found by the source alone: sets are displays, `set(...)`, what is reckoned from these, and names that are assigned one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from windtunnel.real.capture.processes.conditions import tree_of
+
+_MAKERS = ("set", "frozenset")
+_KEPT = ("union", "intersection", "difference", "symmetric_difference", "copy")  # methods that give a set again
+_ALGEBRA = (ast.BitOr, ast.BitAnd, ast.BitXor, ast.Sub)
+_ORDERED = ("list", "tuple", "iter", "enumerate", "zip", "map", "filter", "fromkeys", "join", "chain", "tqdm", "deque")
+_UNORDERED = (
+    "sorted",
+    "len",
+    "sum",
+    "any",
+    "all",
+    "min",
+    "max",
+    "isinstance",
+    *_MAKERS,
+)  # the order is nothing to them
+
+
+def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Lines of files (path -> short name) that go through a set, or call `hash`: (short name, line)."""
+    return [(name, line) for path, name in paths.items() for line in _lines_of(path)]
+
+
+def _lines_of(path: str) -> list[int]:
+    tree = tree_of(path)
+    if tree is None:
+        return []
+    nodes = list(ast.walk(tree))
+    harmless: set[int] = set()  # calls and comprehensions whose own order nobody sees
+    for node in nodes:
+        if isinstance(node, ast.Call) and _called(node) in _UNORDERED:
+            harmless |= {id(part) for part in node.args}
+            harmless |= {id(of) for part in node.args for of in getattr(part, "generators", ())}
+        elif isinstance(node, ast.SetComp):
+            harmless |= {id(of) for of in node.generators}
+    names: set[str] = set()
+    while True:  # a name may be assigned from another
+        more = {name for node in nodes for name in _assigned(node, names)} - names
+        if not more:
+            break
+        names |= more
+    lines: set[int] = set()
+    for node in nodes:
+        if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+            taken = [] if id(node) in harmless else [node.iter]
+        elif isinstance(node, ast.Starred):
+            taken = [node.value]
+        elif isinstance(node, ast.Call) and _called(node) in _ORDERED and id(node) not in harmless:
+            taken = list(node.args)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop":
+            taken = [] if node.args else [node.func.value]
+        else:
+            taken = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hash":
+                lines.add(node.lineno)
+        lines |= {part.lineno for part in taken if _is_set(part, names)}
+    return sorted(lines)
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _assigned(node: ast.AST, names: set[str]) -> list[str]:
+    """Names that a statement makes a set, or says that they are."""
+    if isinstance(node, ast.Assign) and _is_set(node.value, names):
+        return [_last(target) for target in node.targets if _last(target)]
+    if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
+        named = ast.unparse(node.annotation).split("[")[0].rpartition(".")[2].lower()
+        name = node.arg if isinstance(node, ast.arg) else _last(node.target)
+        return [name] if name and named in (*_MAKERS, "abstractset", "mutableset") else []
+    return []
+
+
+def _last(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _is_set(node: ast.AST, names: set[str]) -> bool:
+    if isinstance(node, ast.Set):  # whole numbers have one order
+        return not all(isinstance(part, ast.Constant) and type(part.value) is int for part in node.elts)
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _last(node) in names
+    if isinstance(node, ast.BinOp) and isinstance(node.op, _ALGEBRA):
+        return any(_is_set(side, names) or _is_keys(side) for side in (node.left, node.right))
+    if isinstance(node, ast.Call):
+        name = _called(node)
+        is_method = isinstance(node.func, ast.Attribute) and name in _KEPT
+        return (isinstance(node.func, ast.Name) and name in _MAKERS) or (is_method and _is_set(node.func.value, names))  # type: ignore[attr-defined]
+    return isinstance(node, ast.SetComp)
+
+
+def _is_keys(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "keys"

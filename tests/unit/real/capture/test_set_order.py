@@ -1,0 +1,99 @@
+"""The order of a set is another in each process: where a source takes it, and what comes of that."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from windtunnel.real.capture.processes.set_order import orders_taken
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "for n in {'a', 'b'}: print(n)",
+        "for n in set(names): print(n)",
+        "order = list(frozenset(names))",
+        "first = next(iter({str(n) for n in names}))",
+        "found = {*names}\nfor i, n in enumerate(found): print(n)",
+        "class A:\n    def f(self):\n        self.seen = set()\n        return [n for n in self.seen]",
+        "def f(kinds: set[str]):\n    return tuple(kinds)",
+        "found = set(names)\nrest = found\nrest.pop()",
+        "for n in one.keys() - other.keys(): print(n)",
+        "for n in set(names) | more: print(n)",
+        "owner = hash(name) % 8",
+    ],
+)
+def test_a_set_whose_order_is_taken_is_found_at_its_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(line + "\n")
+    assert orders_taken({str(path): "train.py"}) == [("train.py", line.count("\n") + 1)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "for n in sorted({'a', 'b'}): print(n)",
+        "if n in {'a', 'b'}: print(n)",
+        "count = len(set(names))",
+        "for i in {1, 2, 3}: print(i)",
+        "found = sorted(n for n in {'a', 'b'})",
+        "most = max(len(n) for n in set(names))",
+        "again = {n.lower() for n in {'a', 'b'}}",
+        "names = ['a', 'b']\nfor n in names: print(n)",
+        "for n in {'a': 1, 'b': 2}: print(n)",
+        "last = names.pop()",
+    ],
+)
+def test_what_has_one_order_is_not(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(line + "\n")
+    assert orders_taken({str(path): "train.py"}) == []
+
+
+SCRIPT = """
+import torch, torch.nn as nn, torch.distributed as dist
+dist.init_process_group("gloo")
+m = nn.Linear(16, 24)
+opt = torch.optim.SGD(m.parameters(), lr=0.1)
+stats = {word: torch.zeros(SIZE) for word in ("loss", "norm", "rate", "right", "seen")}
+for i in range(2):
+    m(torch.randn(8, 16)).sum().backward()
+    sums = {word: value + 1 for word, value in stats.items()}
+    for word in ORDER:
+        dist.all_reduce(sums[word])
+    opt.step(); opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "order", "effect"),
+    [
+        ("len(word) + ord(word[0])", "set(stats)", "hang"),
+        ("4", "set(stats)", "silent corruption"),
+        ("4", "sorted(set(stats))", ""),
+    ],
+)
+def test_tensors_that_are_reduced_in_the_order_of_a_set_are_told(
+    size: str, order: str, effect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from windtunnel.real.capture.arguments import Launch
+    from windtunnel.real.capture.checks import FindingsError
+    from windtunnel.real.capture.launch import Options, capture_job
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("SIZE", size).replace("ORDER", order))
+    launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
+    try:
+        found = capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"]
+    except FindingsError as error:
+        found = error.document["findings"]
+    assert [(one["kind"], one["effect"], one["line"]) for one in found] == (  # type: ignore[attr-defined,union-attr]
+        [("set-order", effect, "train.py:11")] if effect else []
+    )
+    assert all("train.py:10" in one["text"] for one in found)  # type: ignore[attr-defined,union-attr]
+    assert os.environ.get("PYTHONHASHSEED") is None
