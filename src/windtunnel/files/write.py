@@ -24,6 +24,20 @@ def check_writable(path: Path) -> None:
         raise InputFileError(path, problem, "give a place that can be written")
 
 
+def check_timeline(path: Path) -> None:
+    """Refuse a place where no timeline may go. Raises InputFileError.
+
+    Other verbs read what they are given by `--trace`: a file that is there and is neither JSON nor gzip is a user's.
+    """
+    check_writable(path)
+    if path.is_file():
+        with open(path, "rb") as file:
+            first = file.read(2)
+        if first and first[:1] not in b"{[" and first != b"\x1f\x8b":
+            problem = "holds something that is no timeline, which would be lost"
+            raise InputFileError(path, problem, "give a timeline a name of its own, such as timeline.json.gz")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Around what writes `path` by itself: makes its folder. Raises InputFileError where it cannot be written."""

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
 from windtunnel.faces.cli.output import note, print_json, show, stdout, working
+from windtunnel.files.write import check_timeline
 from windtunnel.questions.asked.plan import Plan, Script
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.fields import fields_of
@@ -78,6 +79,8 @@ def predict(
     for name, path in places.items():
         if path is not None and path != OPS_IN_JSON and (taken := files.setdefault(path.resolve(), name)) != name:
             raise SpecError(name, str(path), f"is the file of {taken} too; give each a name of its own")
+    if outputs.trace is not None:
+        check_timeline(outputs.trace)
     if question.price is not None and question.tokens is None:
         raise SpecError("--price", question.price, "give --tokens as well, e.g. --tokens 15T")
     if outputs.rows is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import note, print_answered, stdout, wrote
+from windtunnel.files.write import check_timeline
 from windtunnel.questions.asked.capture import Run
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ def run(question: Run, outputs: Outputs) -> int:
     from windtunnel.faces.report.emulation_console import report_lines, report_lines_of_several
     from windtunnel.real.emulate.question import doubts, emulated, emulation_of
 
+    if outputs.trace is not None:
+        check_timeline(outputs.trace)
     emulation = emulation_of(question, aside=outputs.json)
     for text in doubts(emulation.cluster) if emulation.cluster else ():
         note(text)

@@ -13,7 +13,7 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.answered import answered
 from windtunnel.faces.cli.flags import OUTPUT, Below, Command, Given, Outputs
 from windtunnel.faces.cli.output import give, note, working, wrote
-from windtunnel.files.write import check_writable, write_atomically
+from windtunnel.files.write import check_timeline, check_writable, write_atomically
 from windtunnel.questions.asked.serve.listen import ServeListen
 from windtunnel.questions.asked.serve.parts import Apart
 from windtunnel.questions.asked.serve.plan import ServePlan, Sought
@@ -100,9 +100,11 @@ def _started(given: Given) -> Below:
 def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
     if outputs.trace is not None and isinstance(question.replicas, Apart):
         raise SpecError("--trace", str(outputs.trace), "has no meaning beside --prefill and --decode: leave it out")
-    for place in (outputs.rows, outputs.report, outputs.trace):
+    for place in (outputs.rows, outputs.report):
         if place is not None:
             check_writable(place)
+    if outputs.trace is not None:
+        check_timeline(outputs.trace)
 
 
 def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs) -> None:

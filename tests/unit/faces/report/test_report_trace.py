@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.errors import InputFileError
 from windtunnel.faces.report.prediction.categories import label_of
 from windtunnel.faces.report.prediction.trace import SUMS, trace_bytes, write_trace
+from windtunnel.files.write import check_timeline
 from windtunnel.physics.step.result import Result
 
 
@@ -75,3 +77,16 @@ def test_bytes_do_not_depend_on_when_or_in_which_order(result: Result, tmp_path:
 
 def test_nothing_to_draw_is_a_trace_too(bare: Result) -> None:
     assert json.loads(gzip.decompress(trace_bytes(bare)))["traceEvents"] == []
+
+
+@pytest.mark.parametrize("content", [b"job,gpus\n", b"\x89HDF"])
+def test_a_file_of_the_users_is_not_written_over_by_a_timeline(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "jobs.csv").write_bytes(content)
+    with pytest.raises(InputFileError, match=r"no timeline.*give a timeline a name of its own"):
+        check_timeline(tmp_path / "jobs.csv")
+
+
+def test_a_timeline_is_written_over_by_the_next(result: Result, tmp_path: Path) -> None:
+    for content in (b"", trace_bytes(result), b'{"traceEvents": []}'):
+        (tmp_path / "t.json").write_bytes(content)
+        check_timeline(tmp_path / "t.json")
