@@ -9,7 +9,7 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import UserError
-from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.model import Model, load_model, read_config
 from windtunnel.physics.step.result import Result
 
 MODEL = "qwen3-vl-8b"
@@ -28,6 +28,46 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def _predicted(layout: str, model: Model | str = MODEL, **changes: object) -> Result:
     plan = {"global_batch": 32, "seq_len": 4096, **LAYOUTS[layout], **changes}
     return windtunnel.predict(model, "b300-sxm:8", plan)
+
+
+def _hearing() -> Model:
+    """A text model of 8B beside Whisper's encoder, four rows to a token of it (Voxtral), and a vision tower."""
+    text = load_model(MODEL)
+    encoder = {"model_type": "voxtral_encoder", "hidden_size": 1280, "intermediate_size": 5120, "num_mel_bins": 128,
+               "num_attention_heads": 20, "num_hidden_layers": 32}  # fmt: skip
+    width = {"hidden_size": text.hidden_size, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 64,
+             "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}  # fmt: skip
+    beside = read_config({"model_type": "voxtral", "text_config": width, "audio_config": encoder})
+    return replace(text, sound=beside.sound)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_more_sound_is_never_faster_nor_smaller(layout: str) -> None:
+    model = _hearing()
+    found = [_predicted(layout, model, clips=n) for n in (0, 1, 4)]
+    times, needs = [one.step_time_ns for one in found], [one.memory[0].peak_allocated_bytes for one in found]
+    assert times[0] == _predicted(layout).step_time_ns
+    assert times[0] < times[1] < times[2]
+    assert needs == sorted(needs)
+    assert _predicted(layout, model, clips=4, clip_rows=750).step_time_ns < times[2]
+
+
+def test_sight_and_sound_add_up() -> None:
+    """What each adds to a step alone they add together, but for what memory traffic and gathers share."""
+    model, images, clips = _hearing(), {"images": 4, "image_patches": 1024}, {"clips": 4}
+    text, seen, heard, both = (
+        _predicted("fsdp", model, **more).step_time_ns for more in ({}, images, clips, {**images, **clips})
+    )
+    assert both - text == pytest.approx((seen - text) + (heard - text), rel=0.1)
+
+
+def test_a_frozen_sound_tower_costs_its_forward_pass() -> None:
+    model = _hearing()
+    both, tower, none = (_predicted("zero 1", model, clips=8, frozen=name) for name in ("both", "tower", "none"))
+    assert both.step_time_ns < tower.step_time_ns < none.step_time_ns
+    assert model.sound is not None
+    held = none.memory[0].categories["optimizer"] - tower.memory[0].categories["optimizer"]
+    assert held == pytest.approx(12 * model.sound.encoder.parameters / 8, rel=1e-6)
 
 
 def _text_alone() -> Model:
@@ -94,6 +134,7 @@ def test_only_the_first_stage_holds_the_tower() -> None:
         (MODEL, {"images": 1}, "say how many patches one has"),
         (MODEL, {"images": 17, "image_patches": 1024}, "4,352 tokens of images are in no sequence of 4,096"),
         (MODEL, {"frozen": "tower"}, "give images"),
+        (MODEL, {"clips": 1}, "no sound tower that can be read"),
         ("gemma-4-31b", {"images": 1, "image_patches": 256}, "a vision tower that cannot be read"),
     ],
 )

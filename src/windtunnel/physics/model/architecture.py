@@ -212,7 +212,7 @@ class Model:
     the embedding. `derived`: read from what transformers built, not from a file of this package. `step_tokens`: of a
     diffusion model, what every step works on anew, `step_passes` times; its answer is its steps. `tower`: layers and
     width of the vision tower, as engines read them off the config; None for a model of text. `vision`: that tower,
-    where its type is read; no count of the model has its parameters.
+    and `sound`: one that hears, where their types are read; no count of the model has their parameters.
     """
 
     name: str
@@ -237,6 +237,7 @@ class Model:
     step_passes: int = 1
     tower: tuple[int, int] | None = None
     vision: Tower | None = None
+    sound: Tower | None = None
 
     def __post_init__(self) -> None:
         """Equal layers become one object, which is all that whoever works layer by layer looks at."""
@@ -339,7 +340,7 @@ class Model:
 
     def to_dict(self) -> dict[str, object]:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
-        whole = {name: getattr(self, name) for name in self.__slots__ if name not in ("layers", "notes", "vision")}
+        whole = {name: getattr(self, name) for name in self.__slots__ if name not in LEFT_OUT}
         whole = {name: value for name, value in whole.items() if value or name not in SELDOM}
         found: list[tuple[int, Layer]] = []
         for layer in self.layers:
@@ -390,12 +391,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """An encoder of images beside a text model, and what makes tokens of its patches.
+    """An encoder of images or of sound beside a text model, and what makes tokens of its patches.
 
     `encoder`: its layers; `more_weights` are the product that takes a patch in. `patches`: of an image at the config's
-    size, 0 where images come in any; `registers`: rows that the encoder adds to an image's own. `merge`: patches that
-    become one token. `projector`: inputs and outputs of each product over such a token, `projector_more`: what else is
-    learned there.
+    size (of a clip: rows that layers see), 0 where images come in any; `registers`: rows that the encoder adds to an
+    image's own. `merge`: patches that become one token. `projector`: inputs and outputs of each product over such a
+    token, `projector_more`: what else is learned there.
     """
 
     encoder: Model
@@ -444,6 +445,7 @@ def checked(model: Model, where: str | None = None) -> Model:
 
 
 # Of a model's written form: only where they say something.
+LEFT_OUT = ("layers", "notes", "vision", "sound")
 SELDOM = ("more_weights", "more_parameters", "derived", "tower")
 _COUNTED: dict[int, tuple[tuple[Layer, ...], tuple[tuple[Layer, int], ...]]] = {}
 COUNTED_KEPT = 64

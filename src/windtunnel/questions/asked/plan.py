@@ -113,6 +113,26 @@ class Plan:
         int | None,
         About("Patches of an image (as the vision tower's config has them).", BATCH, least=1, most=MOST, rare=True),
     ] = None
+    clips: Annotated[
+        int,
+        About(
+            "Clips of sound in a sequence, whose tokens are among its own; 0 prices it without (0).",
+            BATCH,
+            least=0,
+            most=MOST,
+            rare=True,
+        ),
+    ] = 0
+    clip_rows: Annotated[
+        int | None,
+        About(
+            "Rows of a clip in the sound tower's layers (as its config has them: Whisper's 30 s are 1,500).",
+            BATCH,
+            least=1,
+            most=MOST,
+            rare=True,
+        ),
+    ] = None
     precision: Annotated[Precision, About("Format of the linear layers' GEMMs (bf16).", NUMBERS)] = "bf16"
     fp8_activation_input: Annotated[
         bool, About("Keep the input of the activation function in fp8.", SAVINGS, rare=True)
@@ -162,7 +182,7 @@ class Plan:
     frozen: Annotated[
         Literal["none", "tower", "text", "both"] | None,
         About(
-            "Which part of a model with a vision tower learns nothing; of both, what joins them still does (none; with"
+            "Which part of a model with towers learns nothing; of both, what joins them still does (none; with"
             " adapters the tower).",
             NUMBERS,
             rare=True,
@@ -250,7 +270,7 @@ class Plan:
 
     @property
     def freezes_tower(self) -> bool:
-        """Whether an encoder of images runs forward only."""
+        """Whether encoders of images and sound run forward only."""
         return self.frozen in ("tower", "both") or (self.frozen is None and self.lora_rank > 0)
 
     @property

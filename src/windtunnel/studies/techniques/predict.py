@@ -107,7 +107,7 @@ def explained(
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
     chosen = [parse_technique(text) for text in techniques]
     legal([one for one, _ in chosen])
-    for name in ("lora_rank", "images"):
+    for name in ("lora_rank", "images", "clips"):
         if getattr(plan, name):
             remedy = "techniques rewrite training of all of a text model's weights: leave it out"
             raise SpecError(name, getattr(plan, name), remedy)

@@ -167,30 +167,36 @@ def check_adapters(plan: Plan) -> None:
         )
 
 
-def image_patches(plan: Plan, tower: Tower) -> int:
-    """Patches of one image of a plan."""
-    return plan.image_patches or tower.patches
+def towers_of(plan: Plan, model: Model) -> tuple[tuple[Tower, int, int], ...]:
+    """The towers that a plan feeds: each with its images or clips of a sequence, and the patches (rows) of one."""
+    kinds = ((model.vision, plan.images, plan.image_patches), (model.sound, plan.clips, plan.clip_rows))
+    return tuple((tower, n, patches or tower.patches) for tower, n, patches in kinds if n and tower is not None)
 
 
 def check_images(plan: Plan, model: Model) -> None:
-    """Whether a plan's images go into the model's tower and its sequences. Raises SpecError or LayoutError."""
-    if not plan.images:
+    """Whether a plan's images and clips go into the model's towers and sequences. Raises SpecError or LayoutError."""
+    if not plan.images and not plan.clips:
         if plan.frozen not in (None, "none"):
-            raise SpecError("frozen", plan.frozen, "nothing but text is trained here: give images, or leave it out")
+            remedy = "nothing but text is trained here: give images or clips, or leave it out"
+            raise SpecError("frozen", plan.frozen, remedy)
         return
-    tower = model.vision
-    if tower is None:
-        text = "no vision tower" if model.tower is None else "a vision tower that cannot be read"
-        raise SpecError("images", plan.images, f"{model.name} has {text}: leave it out to price the text model alone")
-    patches = image_patches(plan, tower)
-    if not patches:
+    kinds = (
+        ("images", "vision", plan.images, model.vision, model.tower),
+        ("clips", "sound", plan.clips, model.sound, None),
+    )
+    for name, sense, n, tower, config in kinds:
+        if n and tower is None:
+            missing = f"no {sense} tower" if config is None else f"a {sense} tower that cannot be read"
+            missing += " that can be read" if config is None and sense == "sound" else ""
+            raise SpecError(name, n, f"{model.name} has {missing}: leave it out to price the text model alone")
+    towers = towers_of(plan, model)
+    if not all(patches for _, _, patches in towers):
         raise SpecError("image_patches", None, f"{model.name} takes images of any size: say how many patches one has")
-    tokens = plan.images * (patches // tower.merge)
+    tokens = sum(n * (patches // tower.merge) for tower, n, patches in towers)
     if tokens > plan.seq_len:
-        raise SpecError(
-            "images",
-            plan.images,
-            f"{tokens:,} tokens of images are in no sequence of {plan.seq_len:,}: fewer, or longer",
-        )
+        name, n = ("images", plan.images) if plan.images else ("clips", plan.clips)
+        remedy = f"{tokens:,} tokens of images are in no sequence of {plan.seq_len:,}: fewer, or longer"
+        raise SpecError(name, n, remedy if not plan.clips else remedy.replace("of images", "of images and sound"))
     if plan.framework == "pytorch":
-        raise LayoutError("images with framework pytorch: towers are not laid out in plain PyTorch", "use fsdp")
+        name = "images" if plan.images else "clips"
+        raise LayoutError(f"{name} with framework pytorch: towers are not laid out in plain PyTorch", "use fsdp")

@@ -44,7 +44,7 @@ from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.forward_only import BEFORE, with_forward_passes
 from windtunnel.studies.training.layout import Layout, resolve
-from windtunnel.studies.training.layout_checks import image_patches
+from windtunnel.studies.training.layout_checks import towers_of
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.lowering.pass_builder import owned
 from windtunnel.studies.training.lowering.passes import known_pieces
@@ -332,16 +332,16 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
 
 
 def _tower_flops(layout: Layout) -> float:
-    """Of a step's images: an encoder that is frozen has a forward pass alone."""
-    plan, tower = layout.plan, layout.model.vision
-    if not plan.images or tower is None:
-        return 0.0
-    encoder, projector = tower.forward_flops(image_patches(plan, tower))
-    once = plan.task == "forward"
+    """Of a step's images and clips: an encoder that is frozen has a forward pass alone."""
+    plan, once = layout.plan, layout.plan.task == "forward"
     passes = 1.0 if once or plan.freezes_tower else 3.0
     joined = 1.0 if once or (plan.freezes_tower and plan.frozen is None) else 3.0
-    whole = passes * encoder + joined * projector + BEFORE[plan.task] * (not once) * (encoder + projector)
-    return plan.global_batch * plan.images * whole
+    before = BEFORE[plan.task] * (not once)
+    flops = 0.0
+    for tower, count, patches in towers_of(plan, layout.model):
+        encoder, projector = tower.forward_flops(patches)
+        flops += count * ((passes + before) * encoder + (joined + before) * projector)
+    return plan.global_batch * flops
 
 
 def _per_token(plan: Plan) -> str:

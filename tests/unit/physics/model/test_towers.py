@@ -1,4 +1,4 @@
-"""Vision towers against what transformers 5.24 builds, and one by hand."""
+"""Vision and sound towers against what transformers 5.24 builds, and one by hand."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from windtunnel.physics.model.operations import Shard
 HERE = Path(__file__).parent
 CATALOGUE = Path(windtunnel.__file__).parent / "physics" / "model" / "catalogue"
 ROWS: dict[str, dict[str, Any]] = json.loads((HERE / "towers_by_transformers.json").read_text())
+SOUNDS: dict[str, dict[str, Any]] = json.loads((HERE / "sounds_by_transformers.json").read_text())
 TEXT: dict[str, dict[str, Any]] = json.loads((HERE / "derived_by_transformers.json").read_text())
 
 
@@ -25,6 +26,32 @@ def test_parameters_are_those_that_transformers_builds(name: str) -> None:
     model = read_config({**TEXT[name]["config"], **row["beside"], "vision_config": row["vision_config"]})
     assert model.vision is not None
     assert model.vision.parameters == row["parameters"]
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_parameters_of_sound_towers_are_those_that_transformers_builds(name: str) -> None:
+    sound = read_config(SOUNDS[name]["config"]).sound
+    assert sound is not None
+    assert sound.parameters == SOUNDS[name]["parameters"]
+
+
+def test_a_clip_of_voxtral_by_hand() -> None:
+    # 30 seconds are 3,000 frames of 128 bands; the first convolution (3 wide) sees all, the second every other; then 32
+    # layers of 1,280 and 5,120 over 1,500 rows, and four rows to a token of 3,072.
+    sound = read_config(SOUNDS["voxtral"]["config"]).sound
+    assert sound is not None
+    taken_in = 2 * (3000 * 3 * 128 * 1280 + 1500 * 3 * 1280 * 1280)
+    layers = 32 * (1500 * 2 * 12 * 1280 * 1280 + 4 * 1500 * 1500 * 1280)
+    assert sound.forward_flops(1500) == (taken_in + layers, 375 * 2 * (5120 * 3072 + 3072 * 3072))
+
+
+def test_convolutions_of_qwen3_omni_by_hand() -> None:
+    # 8 frames of 128 bands make a row: 4 x 64, 2 x 32 and 1 x 16 places of 3 x 3 weights, 480 channels, then a product.
+    sound = read_config(SOUNDS["qwen3_omni_moe_thinker"]["config"]).sound
+    assert sound is not None
+    channels = 480
+    places = 4 * 64 * 9 * channels + (2 * 32 + 1 * 16) * 9 * channels * channels
+    assert sound.encoder.more_weights == places + 16 * channels * 1280
 
 
 @pytest.mark.parametrize("name", ROWS)

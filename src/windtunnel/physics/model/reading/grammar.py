@@ -16,6 +16,7 @@
     blocks      for each kind, entries of `FeedForward`
     mixer, block   which of them layer `i` has
     layer       entries of `Layer`, and `count`: how many layers
+    sound       as `tower`, of `audio_config`
     tower       of a type with a vision tower: the tower's own `type` (`types/towers`) where its config names none, and
                 entries that differ from what that file says; there: `patches` of an image, `merge` of them to a token,
                 `registers`, and `projector`, inputs and outputs of each product; with `text_width` and outer fields
@@ -313,20 +314,21 @@ def read_type(name: str, fields: Fields) -> Model:
 
 def _with_tower(read: Model, fields: Fields, outer: str) -> Model:
     """A text model with what its config says of a vision tower beside it."""
-    vision = _vision(fields, _type(outer).get("tower", {}), read.hidden_size)
-    return replace(read, tower=_tower(fields.raw("vision_config")), vision=vision)
+    vision = _beside(fields, "vision_config", _type(outer).get("tower", {}), read.hidden_size)
+    sound = _beside(fields, "audio_config", _type(outer).get("sound", {}), read.hidden_size)
+    return replace(read, tower=_tower(fields.raw("vision_config")), vision=vision, sound=sound)
 
 
-def _vision(fields: Fields, own: Mapping[str, object], text_width: int) -> Tower | None:
-    """The vision tower beside a text model of so many numbers a token; None where its type has no file."""
-    config = fields.raw("vision_config")
+def _beside(fields: Fields, field: str, own: Mapping[str, object], text_width: int) -> Tower | None:
+    """The tower of a `field` beside a text model of so many numbers a token; None where its type has no file."""
+    config = fields.raw(field)
     if not isinstance(config, dict):
         return None
     name = f"towers/{own.get('type') or config.get('model_type')}"
     if not re.fullmatch(r"towers/\w+", name) or not (FOLDER / f"{name}.yaml").exists():
         return None
     rules = _type(name)
-    beside = {key: fields.raw(key) for key in fields.names() if key not in ("text_config", "vision_config")}
+    beside = {key: fields.raw(key) for key in fields.names() if key not in ("text_config", *TOWERS)}
     whole = Fields({**beside, **config, "text_width": text_width}, fields.where)
     reading = _Reading(whole, rules)
     try:

@@ -20,6 +20,7 @@ from windtunnel.physics.model.layers.plain import (
 from windtunnel.physics.model.mixers import streams_of
 from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.studies.training.layout import Layout
+from windtunnel.studies.training.layout_checks import towers_of
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.lowering.towers import tower_blocks, tower_tape
 from windtunnel.studies.training.memory.allocations import Passes
@@ -173,10 +174,8 @@ def _piece(
     model, plan = layout.model, layout.plan
     blocks: list[Block] = []
     vocabulary = layout.vocab_padded * model.hidden_size / plan.tp
-    if first and plan.images:
-        assert model.vision is not None, model.name
-        blocks += tower_blocks(plan, model.vision, shard)
     if first:
+        blocks += [block for tower in towers_of(plan, model) for block in tower_blocks(plan, *tower, shard)]
         positions = model.learned_positions * model.hidden_size
         norm = model.norm_parameters * model.embedding_norm + model.more_weights + model.more_parameters
         look_up = (embedding_operations if shard.fused_projections else plain_embedding_operations)(model, shard)

@@ -1,4 +1,4 @@
-"""The encoder of images on a pipeline's first stage: its blocks in front of the embedding, and their tapes.
+"""The encoders of images and sound on a pipeline's first stage: its blocks in front of the embedding, and their tapes.
 
 A part that learns nothing, and has nothing before it that learns, runs forward without keeping anything; it has no
 gradient and no optimizer state. What comes out takes places of the embedding's output, so that its gradient is there
@@ -14,16 +14,15 @@ from windtunnel.physics.model.architecture import Layer, Tower
 from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.layers.tower import patch_operations, projector_operations, tower_shard
 from windtunnel.physics.model.operations import Shard
-from windtunnel.studies.training.layout_checks import image_patches
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.memory.forward_trace import Tape, write
 from windtunnel.studies.training.memory.saved_tensors import INPUT, Keeping
 from windtunnel.studies.training.plan import Plan
 
 
-def tower_blocks(plan: Plan, tower: Tower, shard: Shard) -> list[Block]:
-    """The tower's blocks, in order."""
-    images, patches = plan.images * plan.micro_batch, image_patches(plan, tower)
+def tower_blocks(plan: Plan, tower: Tower, images: int, patches: int, shard: Shard) -> list[Block]:
+    """The blocks of a tower that sees so many `images` (or hears clips) of a sequence, in order."""
+    images *= plan.micro_batch
     own, encoder, frozen = tower_shard(tower, shard, images, patches), tower.encoder, plan.freezes_tower
     ends = encoder.embedding_parameters + encoder.norm_parameters * encoder.final_norm
     blocks = [Block(patch_operations(tower, own), ends, tower=True, forward_only=frozen)]
