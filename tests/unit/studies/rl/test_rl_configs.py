@@ -300,7 +300,16 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"), ("/root/Qwen3-8B/", "qwen3-8b"), ("none/such", "")],
+    [
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
+        ("/root/Qwen3-8B/", "qwen3-8b"),
+        ("none/such", ""),
+        ("PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT", "qwen3-0.6b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super"),
+        ("some/Qwen3-8B-VL-2B", ""),
+        ("some/DeepSeek-V3-5layer", ""),
+    ],
 )
 def test_models_by_their_paths(path: str, name: str) -> None:
     assert catalogued(path) == name
