@@ -2,8 +2,9 @@
 
     python validation/rl/real_loop.py
 
-In turn and one step ahead, with one generator each: the first three steps predict the next 20, and the same with two
-generators. A trainer and its generators are processes joined by gloo; the model is a small transformer with a cache.
+In turn and one step ahead, with one generator each: the first three steps predict the next 20, and those with two and
+four generators. A trainer and its generators are processes joined by gloo; the model is a small transformer with a
+cache.
 Each process counts its own CPU seconds, against a fixed piece of work (`Yardstick`) before and after each phase: a core
 that shares its caches with others is slower at both. Messages carry the sender's time, and a receiver waits until then.
 So what is measured is a machine with a core for each process, however busy this one is. Of the first three steps come
@@ -282,7 +283,7 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=0.15, help="error from which the exit status is 1 (0.15)")
     asked = parser.parse_args()
     worst = 0.0
-    for generators, ahead in ((1, 0), (2, 0), (1, 1), (2, 1)):
+    for generators, ahead in ((1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (4, 1)):
         rows, records = measure(generators, ahead, FIRST + NEXT)
         rest = rows[FIRST : len(rows) - ahead]  # beside the last step nothing is generated
         if generators == 1:  # the very first step warms up

@@ -19,6 +19,7 @@ from windtunnel.questions.reading import plain_part
 
 FOLDER = Path(__file__).parent / "catalogue"
 WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
+TUNED_FOR = r"(?<=\db)(-[a-z]+)+$|-(coder|math)(?=-\d)"  # `qwen3-0.6b-reverse-text-sft`, `qwen2.5-coder-7b`
 
 # Names that people use for a model of the catalogue beyond its own, in lower case, without the organisation in front.
 ALIASES = {
@@ -110,12 +111,13 @@ def load_model(spec: str | Path | Mapping[str, object]) -> Model:
 
 def catalogued(name: str) -> str:
     """The catalogue's name of a model or path, without what training added to it; "" where it has none."""
-    word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("nvidia-")
     while word:
         try:
             return load_model(word).name
         except UserError:
             shorter = re.sub(WORD_ENDS, "", word)
+            shorter = re.sub(TUNED_FOR, "", word) if shorter == word else shorter
             if shorter == word:
                 return ""
             word = shorter

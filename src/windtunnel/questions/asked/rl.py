@@ -30,6 +30,9 @@ class Rollout:
     gpu_memory_utilization: Annotated[
         float | None, About("Share of memory that the engine takes.", ROLLOUT, least=0.05, most=1, rare=True)
     ] = None
+    eager: Annotated[bool, About("No captured graphs: decode steps launched kernel by kernel.", ROLLOUT, rare=True)] = (
+        False
+    )
     max_num_seqs: Annotated[int | None, About("Sequences of a generator's batch.", ROLLOUT, least=1, rare=True)] = None
     in_flight: Annotated[
         int | None, About("Prompts under way at a time (as many as the framework lets).", ROLLOUT, least=1, rare=True)

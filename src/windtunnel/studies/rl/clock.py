@@ -98,6 +98,7 @@ class _Group:
     version: int
     begun_ns: int
     left: int
+    names: tuple[int, ...]  # of its prompt's blocks
     tokens: int = 0
     complete_ns: int = NEVER
 
@@ -193,7 +194,9 @@ class Run:
         if answers is None:
             answers = self._drawn[batch] = self.lengths(batch)
             self._drawn.pop(batch - 2 - rules.oldest, None)
-        group = _Group(number, self.version, now_ns, rules.samples)
+        size = self._all[0].block_size * (1 if rules.turns == 1 else SPAN)
+        names = tuple(range(number << 20, (number << 20) + rules.prompt_tokens // size))
+        group = _Group(number, self.version, now_ns, rules.samples, names)
         self._open[number] = group
         self._in_flight += 1
         for k in range(rules.samples):
@@ -213,10 +216,9 @@ class Run:
         before, until = tokens * turn // turns, tokens * (turn + 1) // turns
         prompt = rules.prompt_tokens + before + turn * rules.tool_tokens
         span = 1 if rules.turns == 1 else SPAN
-        size = self._all[0].block_size * span
-        names = tuple(range(group.number << 20, (group.number << 20) + rules.prompt_tokens // size))
+        names = group.names
         if turn:  # what the turns before have left in the cache
-            own = (index + 1) << 40
+            size, own = self._all[0].block_size * SPAN, (index + 1) << 40
             names += tuple(range(own + len(names), own + prompt // size))
         place = self._home.get(index, -1) if turn else -1  # where its cache is (verl's sticky sessions)
         if not 0 <= place < (len(self.generators) if self._guests_away else len(self._all)):

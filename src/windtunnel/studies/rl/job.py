@@ -258,8 +258,12 @@ def _powers(cluster: Cluster) -> list[int]:
 def generator_engine(job: Job, cluster: Cluster, laid_out: Deployment) -> Engine:
     """A generator priced. Raises LayoutError, SpecError."""
     profile, habits = None, job.habits
+    if job.question.rollout.eager:
+        profile = load_engine(laid_out.engine).ungraphed(cluster.gpu)
     if habits.node_sum_s is not None:  # read on RL engines: the factor of those is in it
-        profile = replace(load_engine(laid_out.engine), node_sum_s=habits.node_sum_s / habits.generation_factor)
+        profile = replace(
+            profile or load_engine(laid_out.engine), node_sum_s=habits.node_sum_s / habits.generation_factor
+        )
     return engine_of(job.model, cluster, laid_out, profile=profile)
 
 

@@ -300,7 +300,31 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"), ("/root/Qwen3-8B/", "qwen3-8b"), ("none/such", "")],
+    [
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
+        ("/root/Qwen3-8B/", "qwen3-8b"),
+        ("none/such", ""),
+        ("PrimeIntellect/Qwen3-0.6B-Reverse-Text-SFT", "qwen3-0.6b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super"),
+        ("some/Qwen3-8B-VL-2B", ""),
+        ("some/DeepSeek-V3-5layer", ""),
+    ],
 )
 def test_models_by_their_paths(path: str, name: str) -> None:
     assert catalogued(path) == name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "actor_rollout_ref.rollout.enforce_eager=True",
+        "grpo.num_prompts_per_step=8 policy.generation.vllm_cfg.enforce_eager=true",
+        "trainer.policy.model.path=a generator.inference_engine.enforce_eager=true",
+        "--rollout.n_samples_per_prompt 2 --vllm.enforce_eager",
+    ],
+)
+def test_generators_without_captured_graphs_are_read(words: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python3 run.py {words}\n")
+    assert read_config(str(path)).data["rollout"]["eager"] is True

@@ -53,22 +53,23 @@ def every(system: str, operation: str, name: str, framework: str) -> list[Path]:
     return sorted(folder.glob(f"*/{name}.parquet"), key=lambda at: version_order(at.parent.name), reverse=True)
 
 
-def _read(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> list[Coded]:
-    """Some columns of the rows that `where` chooses.
+@lru_cache(maxsize=32)  # of 200,000 rows at the most: under a megabyte each
+def _column(path: Path, name: str) -> Coded:
+    """A column of a table.
 
     By pyarrow's files alone: its datasets, and its conversions to numpy, load pandas where that is installed, which
     takes half a second of a process.
     """
     import pyarrow.parquet as pq
 
-    names = list(dict.fromkeys((*columns, *(name for name, _ in where))))
-    table = pq.ParquetFile(path).read(columns=names)
-    found: dict[str, Coded] = {}
-    for name in names:
-        coded = table.column(name).combine_chunks().dictionary_encode()
-        values = coded.dictionary.to_pylist()
-        found[name] = np.array(values, np.object_), np.asarray(np.from_dlpack(coded.indices), np.int32)
-    keep = np.ones(len(table), bool)
+    coded = pq.ParquetFile(path).read(columns=[name]).column(name).combine_chunks().dictionary_encode()
+    return np.array(coded.dictionary.to_pylist(), np.object_), np.asarray(np.from_dlpack(coded.indices), np.int32)
+
+
+def _read(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> list[Coded]:
+    """Some columns of the rows that `where` chooses."""
+    found = {name: _column(path, name) for name in dict.fromkeys((*columns, *(name for name, _ in where)))}
+    keep = np.ones(len(found[columns[0]][1]), bool)
     for name, value in where:
         known, codes = found[name]
         place = np.flatnonzero(known == value)

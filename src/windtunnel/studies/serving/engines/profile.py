@@ -33,6 +33,7 @@ from windtunnel.units import parse_bytes
 
 FOLDER = Path(__file__).parent
 DEFAULTS_ON = "hopper"  # GPUs that all engines' defaults were fitted on: they need no sibling's constants
+UNGRAPHED = "vllm-0.2"  # a release without captured graphs, whose launches were measured
 KIN = 2.5  # times by which memories of one kind differ: HBM from HBM, not from GDDR
 ELSEWHERE_BAND = 0.25  # log half-width for what a GPU changes of constants that were fitted on others
 NEWER_BAND = 0.35  # log half-width for what updates change: of a release newer than the newest that was calibrated
@@ -165,6 +166,11 @@ class Profile:
             for name in ("expert_factor", "expert_prefill_factor"):
                 held |= {f"{name}_ranks": held[name]} if name in held and f"{name}_ranks" not in held else {}
         return replace(self, **held)
+
+    def ungraphed(self, gpu: Gpu) -> Profile:
+        """The same with no captured graph: a layer's launches take what they took where engines had no graphs."""
+        launched_s = load_engine(UNGRAPHED).on(gpu).eager_layer_s
+        return replace(self.on(gpu), by_gpu=(), graph_limit=0, eager_layer_s=launched_s)
 
     def _of_sibling(self, gpu: Gpu) -> dict[str, object]:
         """Constants of kernels fitted on a GPU of the same generation with memory of its kind."""
