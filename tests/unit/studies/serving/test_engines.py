@@ -9,7 +9,7 @@ import pytest
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.measured.cache import package_data
-from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.hardware import get_gpu, parse_cluster
 from windtunnel.physics.model import Model, load_model
 from windtunnel.studies.serving import Deployment, engine_of, load_engine
 from windtunnel.studies.serving.engines.profile import engine_names
@@ -504,3 +504,10 @@ def test_drawing_from_the_likeliest_costs_what_the_release_takes_for_it() -> Non
     assert more[0] == pytest.approx(600 * 256 * model.vocab_size / (0.88 * 3.35e12), rel=0.05)
     with pytest.raises(SpecError, match="use greedy or top-p"):
         Deployment(sampling="beam")
+
+
+@pytest.mark.parametrize(("gpu", "alike"), [("mi355x", True), ("mi300x", True), ("b200-sxm", False)])
+def test_a_factor_beside_a_roofline_holds_for_experts_that_attention_ranks_share(gpu: str, alike: bool) -> None:
+    profile = load_engine("sglang-0.5.12").on(get_gpu(gpu))
+    assert (profile.expert_factor_ranks == profile.expert_factor) is alike
+    assert (profile.expert_prefill_factor_ranks == profile.expert_prefill_factor) is alike
