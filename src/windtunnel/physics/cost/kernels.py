@@ -14,8 +14,8 @@ with the utilisation interpolated between measured kernels of the same system (`
 Bands: on a node the p4-p96 of single frameworks' measurements around the grid, between nodes that of held-out shapes,
 outside 10 % (attention 4 %) more per factor e.
 
-A GPU that borrows the tables of its sibling states how its rates differ (`Gpu.kernel_scale`): a time grows as what binds
-on each does, bytes or products (`roofline.beside_sibling`), and is never below the bytes over its own bandwidth.
+A GPU that borrows the tables of its sibling states how its rates differ (`Gpu.kernel_scale`): a time grows as what
+binds on each does, bytes or products (`roofline.beside_sibling`), and is never below the bytes over its own bandwidth.
 
 Laws, by construction: every time grows or stays when any size grows (GEMM m, n, k; groups; batch, heads, head_dim,
 keys, or queries and keys together; bytes), and no GEMM beats its data-sheet rate.

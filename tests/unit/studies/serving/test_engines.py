@@ -9,7 +9,7 @@ import pytest
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.measured.cache import package_data
-from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.hardware import get_gpu, parse_cluster
 from windtunnel.physics.model import Model, load_model
 from windtunnel.studies.serving import Deployment, engine_of, load_engine
 from windtunnel.studies.serving.engines.profile import engine_names
@@ -504,3 +504,23 @@ def test_drawing_from_the_likeliest_costs_what_the_release_takes_for_it() -> Non
     assert more[0] == pytest.approx(600 * 256 * model.vocab_size / (0.88 * 3.35e12), rel=0.05)
     with pytest.raises(SpecError, match="use greedy or top-p"):
         Deployment(sampling="beam")
+
+
+@pytest.mark.parametrize(("gpu", "alike"), [("mi355x", True), ("mi300x", True), ("b200-sxm", False)])
+def test_a_factor_on_prompts_beside_a_roofline_holds_where_attention_ranks_share_experts(gpu: str, alike: bool) -> None:
+    profile = load_engine("sglang-0.5.12").on(get_gpu(gpu))
+    assert (profile.expert_prefill_factor_ranks == profile.expert_prefill_factor) is alike
+
+
+def test_experts_behind_buffers_of_one_size_take_the_same_at_every_captured_batch() -> None:
+    model, cluster = load_model("deepseek-v3"), parse_cluster("mi355x:8")
+    wide = Deployment(engine="sglang-0.5.12", attn_dp=8, moe_tp=1, moe_ep=8, weights="mxfp4", kv="fp8")
+    padded = engine_of(model, cluster, wide)
+    assert padded.profile.experts_padded
+    plain = engine_of(model, cluster, wide, profile=replace(load_engine("sglang-0.5.12"), by_gpu=()))
+    few, many = (padded.times.decode(n).at(1000 * n) for n in (8, 512))
+    assert many / few < 1.2 < plain.times.decode(512).at(512_000) / plain.times.decode(8).at(8_000)
+    # At the largest captured batch both compute as many.
+    full = replace(padded.profile, experts_padded=False)
+    same = engine_of(model, cluster, wide, profile=replace(full, by_gpu=()))
+    assert same.times.decode(4096).at(4_096_000) == padded.times.decode(4096).at(4_096_000)

@@ -11,6 +11,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     engine_of_row,
     held_back,
     planned_ahead,
+    pooled,
     prompt_tokens,
 )
 from windtunnel.evidence.accuracy.serving.mlperf import laid_out
@@ -245,3 +246,13 @@ def test_attention_that_nobody_splits_is_repeated_where_a_split_saves_no_cache(m
     assert (one.gpus, one.attn_dp) == (4, ranks)
     told = ServingRow({**row.fields, "prefill_attn_dp": "1"})
     assert _in_ranks(told, model_named(model, ""), "prefill", deployment_of(told, "prefill_")).attn_dp == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "kv"), [("mi355x", "0.5.12", "fp8"), ("mi355x", "0.5.8", None), ("h200_sxm", "0.5.12", None)]
+)
+def test_pools_have_the_cache_of_their_recipe_where_the_row_is_silent(gpu: str, release: str, kv: str | None) -> None:
+    fields = {"id": "a", "model": "deepseek-ai/DeepSeek-R1", "model_family": "deepseek-v3", "client": "closed"}
+    row = ServingRow({**fields, "gpu": gpu, "engine": "sglang", "engine_version": release, "mode": "disagg"})
+    assert pooled(row, Deployment(engine=f"sglang-{release}", tp=8)).kv == kv
+    assert pooled(row, Deployment(engine=f"sglang-{release}", tp=8, kv="bf16")).kv == "bf16"

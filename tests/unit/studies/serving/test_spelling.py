@@ -165,3 +165,26 @@ def test_a_submission_that_nobody_lists_holds_as_many_as_its_cache() -> None:
     engine = engine_of(model_named("llama-3.1-8b"), cluster, one)
     assert one.max_num_seqs is not None
     assert one.max_num_seqs * sum(means_of(row)) == pytest.approx(engine.memory.tokens, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("llama3-8b", "llama-3-8b"),
+        ("Llama 3.1 8B", "llama-3.1-8b"),
+        ("Llama2-70B", "llama-2-70b"),
+        ("DeepSeek R1", "deepseek-v3"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama-3.1-8b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b"),
+        ("amd/DeepSeek-R1-0528-MXFP4-Preview", "deepseek-v3"),
+    ],
+)
+def test_names_of_models_as_people_write_them(name: str, model: str) -> None:
+    assert model_named(name).name == model
+
+
+@pytest.mark.parametrize("name", ["bigscience/bloom-3b", "deepseek-ai/DeepSeek-R1-Distill-Yi-9B"])
+def test_a_size_in_a_name_is_never_left_out(name: str) -> None:
+    with pytest.raises(UserError, match="Its shapes are not known"):
+        model_named(name)

@@ -101,10 +101,17 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
 
 def pooled(row: ServingRow, deployment: Deployment) -> Deployment:
     """A worker of a pool with the cache that its source's recipe asks for, where the row does not say one."""
-    if deployment.kv is not None or not _inferencex_deepseek(row):
-        return deployment
-    found = _first(_published()["deepseek"]["pools"], row, engine=_framework(deployment))
-    return replace(deployment, kv=found.get("kv"))
+    return deployment if deployment.kv is not None else replace(deployment, kv=_of_pools(row, deployment).get("kv"))
+
+
+def captured_by_pools(row: ServingRow, deployment: Deployment, profile: Profile) -> Profile:
+    """A profile with the largest batch that workers of the source's recipe capture."""
+    return replace(profile, graph_limit=_of_pools(row, deployment).get("graphs", profile.graph_limit))
+
+
+def _of_pools(row: ServingRow, deployment: Deployment) -> Facts:
+    known = {"engine": _framework(deployment)}
+    return _first(_published()["deepseek"]["pools"], row, **known) if _inferencex_deepseek(row) else {}
 
 
 def as_its_recipe(row: ServingRow) -> ServingRow:

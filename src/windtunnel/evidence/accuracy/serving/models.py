@@ -32,15 +32,28 @@ LIKE = {
     "deepseek-v3.1": "deepseek-v3",
     "llama-3.3-70b": "llama-3.1-70b",
     "minimax-m2": "minimax-m2.5",
+    # Like in all but some rows of the vocabulary, or with a tower that no row of text meets.
+    "codellama-7b": "llama-2-7b",
+    "codellama-13b": "llama-2-13b",
+    "zephyr-7b-beta": "mistral-7b",
+    "openchat-3.5": "mistral-7b",
+    "granite-3.1-8b": "granite-3.3-8b",
+    "granite-3.2-8b": "granite-3.3-8b",
+    "qwen2.5-vl-7b": "qwen2.5-7b",
+    "mistral-small-3.1-24b": "mistral-small-24b",
+    "llama-3.2-11b-vision": "llama-3.1-8b",
 }
+SIZE = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]\d?$")  # a word of a name that no other word stands for
+FAMILY = re.compile(r"(?<![a-z])(llama|mixtral|mistral|gemma|phi|falcon|yi)(?=\d)")  # llama3-8b
 LINEAR_WINDOW = 128
 
 
 @lru_cache(maxsize=256)
 def model_named(name: str, family: str = "") -> Model:
     """The model, by its own name, without suffixes, by family, or from its config. Raises UserError."""
-    plain = name.rpartition("/")[2].lower()
+    plain = FAMILY.sub(r"\1-", re.sub(r"[\s_]+", "-", name.rpartition("/")[2].strip().lower()))
     tried = _shortened(plain)
+    tried += [end for short in tried if (end := _ends_as(short))]
     for word in (name, *tried, *(LIKE[t] for t in tried if t in LIKE)):
         try:
             return load_model(word)
@@ -57,7 +70,9 @@ def model_named(name: str, family: str = "") -> Model:
             return load_model(LIKE.get(family, family))
         except UserError:
             pass
-    if "-" in tried[-1]:  # amd/DeepSeek-R1-0528-MXFP4-Preview: what is known of its words
+    if "-" in tried[-1] and not SIZE.match(
+        tried[-1].rpartition("-")[2]
+    ):  # amd/DeepSeek-R1-0528-MXFP4-Preview: what is known of its words
         try:
             return model_named(tried[-1].rpartition("-")[0])
         except UserError:
@@ -81,6 +96,15 @@ def _config_of(names: list[str]) -> Mapping[str, object] | None:
             document = json.loads(path.read_text(encoding="utf-8"))
             return document if isinstance(document, dict) else None
     return None
+
+
+def _ends_as(name: str) -> str:
+    """The model of the catalogue that a name ends with: Hermes-3-Llama-3.1-8B is one; "" where it ends with none."""
+    words = name.split("-")
+    ends = ("-".join(words[place:]) for place in range(1, len(words)))
+    return next(
+        (end for end in ends if end in catalogue_names() and any(SIZE.match(word) for word in end.split("-"))), ""
+    )
 
 
 def _shortened(name: str) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
     as_its_recipe,
+    captured_by_pools,
     decode_limit,
     deployed,
     drafts_unlisted,
@@ -287,7 +288,8 @@ def _pools(
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     serving_results = []
     for read in _readings(row, model, sides, counts, assumed, recipes):
-        profile = profiles.get(read.decode.engine)
+        profile = profiles.get(read.decode.engine) or load_engine(read.decode.engine)
+        profile = captured_by_pools(row, read.decode, profile)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
         one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
         lengths = (row.whole_number("isl", 1), row.whole_number("osl", 1))

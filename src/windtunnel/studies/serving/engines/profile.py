@@ -114,6 +114,9 @@ class Profile:
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    # Of attention ranks: what goes to the experts in a captured step has a buffer for the largest captured batch of
+    # each rank, and all of it is computed.
+    experts_padded: bool = False
     nvfp4_experts: str = ""  # which kernels NVFP4 experts run on: a word of their name in the tables; "" = the first
     mxfp4_experts: str = ""  # the same of MXFP4 experts; "marlin" = as 4-bit integers, which Marlin multiplies alike
     # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those
@@ -161,10 +164,10 @@ class Profile:
         if elsewhere:
             sibling = {} if gpu.generation == DEFAULTS_ON else self._of_sibling(gpu)
             held = {**sibling, **held, "band": hypot(self.band, ELSEWHERE_BAND)}
-        if gpu.kernel_tables is None:
-            # The ranks' defaults were fitted beside timed experts; a factor beside a roofline holds however they lie.
-            for name in ("expert_factor", "expert_prefill_factor"):
-                held |= {f"{name}_ranks": held[name]} if name in held and f"{name}_ranks" not in held else {}
+        prompts = "expert_prefill_factor"
+        if gpu.kernel_tables is None and prompts in held and f"{prompts}_ranks" not in held:
+            # The ranks' default was fitted beside timed experts; a factor beside a roofline holds however they lie.
+            held[f"{prompts}_ranks"] = held[prompts]
         return replace(self, **held)
 
     def ungraphed(self, gpu: Gpu) -> Profile:
