@@ -24,7 +24,7 @@ def clocks_that_decide(paths: Sequence[str]) -> list[tuple[str, int]]:
         tree = tree_of(path)
         for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, ast.Call) and not node.args and ast.unparse(node.func) in _CLOCKS:
-                flow = _follow(path, node.lineno)
+                flow = _follow(path, node.lineno, (ast.If, ast.While))  # `a if late else b` chooses a number
                 if flow.is_tested and not flow.is_exchanged:
                     found.append((path, node.lineno))
     return found
@@ -38,12 +38,14 @@ class _Flow:
     is_exchanged: bool = False  # a collective takes it
 
 
-def _follow(path: str, line: int) -> _Flow:
+def _follow(
+    path: str, line: int, branches: tuple[type[ast.If | ast.While | ast.IfExp], ...] = (ast.If, ast.While, ast.IfExp)
+) -> _Flow:
     tree = tree_of(path)
     if tree is None:
         return _Flow()
     nodes = list(ast.walk(tree))
-    tests: list[ast.expr] = [node.test for node in nodes if isinstance(node, ast.If | ast.While | ast.IfExp)]
+    tests: list[ast.expr] = [node.test for node in nodes if isinstance(node, branches)]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     returned = [
         (one.name, node.value)
