@@ -8,11 +8,12 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.processes.conditions import branches_on, calls_not_reached, is_joined
-from windtunnel.real.capture.processes.rank_process import program_file
+from windtunnel.real.capture.processes.branches import branches_on, clocks_that_decide
+from windtunnel.real.capture.processes.conditions import calls_not_reached, is_joined
+from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
 from windtunnel.real.capture.processes.set_order import orders_taken
 from windtunnel.studies.programs.program import RankProgram
@@ -38,6 +39,27 @@ class FindingsError(ScriptError):
     def __init__(self, message: str, details: str, document: Mapping[str, Any]) -> None:
         self.document = document
         super().__init__(message, details)
+
+
+class _Trial(NamedTuple):
+    """How a rank is run again, and what a difference says."""
+
+    task: Mapping[str, object]
+    kind: str
+    source: str
+    otherwise: str
+    remedy: str
+
+
+def _own(value: float) -> _Trial:
+    remedy = "Ranks with other data part here and wait for ever: reduce the value among the ranks first"
+    return _Trial({"own": value}, "data", "comes from its own data alone", f"where it is {value:g}", remedy)
+
+
+_FAST_CLOCK = _Trial(
+    *({"clock": 1e6}, "clock", "is the time of its own", "where that goes faster"),
+    "Ranks come to it at different times, part here and wait for ever: let one rank decide, and broadcast it",
+)
 
 
 class Checks:
@@ -133,16 +155,18 @@ class Checks:
             )
 
     def compare_own_data(self, task: Mapping[str, object]) -> None:
-        """Whether what a rank reads of its own data alone decides what it calls: it is run again, and reads others."""
+        """Whether what a rank reads of its own data alone, or its clock, decides what it calls: it is run again."""
         rank = min(self._workers.outcomes)
         outcome, logs = self._workers.outcomes[rank], self._logs()
         reads = [_split(line) for line in outcome.get("own_reads", ())]
         deciding = [(path, line) for path, line in reads if branches_on(path, line)]
-        if not deciding or rank not in logs:
+        clocks = clocks_that_decide(list(outcome.get("files", {})))
+        if rank not in logs:
             return
-        for value in (1e-12, math.inf):
-            after = self._workers.again(rank, {**task, "own": value, "goes_on": False})
-            other = self._log("own")
+        for trial in (*(_own(value) for value in (1e-12, math.inf)), _FAST_CLOCK):
+            places = clocks if trial is _FAST_CLOCK else deciding
+            after = self._workers.again(rank, {**task, **trial.task, "goes_on": False}) if places else None
+            other = self._log(ASIDE)
             if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
                 continue
             pair = first_call_that_differs(logs[rank], other, ends=after["status"] != "ok")
@@ -151,20 +175,16 @@ class Checks:
             mine, its = pair
             call = mine or its
             assert call is not None
-            path, line = deciding[-1]
+            path, line = places[-1]
             where = f"{_short(path, outcome)}:{line}"
             group = logs[rank].groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
-            said = [
-                f"{call_entry.words()}{call_entry.at()}" if call_entry is not None else "no more"
-                for call_entry in (mine, its)
-            ]
+            said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in (mine, its)]
             text = (
-                f"what a rank reads at {where} comes from its own data alone, and decides what it calls: as it is,"
-                f" {said[0]}; where it is {value:g}, {said[1]}. Ranks with other data part here and wait for ever:"
-                " reduce the value among the ranks first"
+                f"what a rank reads at {where} {trial.source}, and decides what it calls: as it is, {said[0]};"
+                f" {trial.otherwise}, {said[1]}. {trial.remedy}"
             )
             ranks = tuple(range(min(self._launch.world_size, MOST_RANKS)))
-            self.findings.insert(0, Finding("data", ranks, group, where, text))
+            self.findings.insert(0, Finding(trial.kind, ranks, group, where, text))
             self._refuse(f"the job could hang: {text}")
 
     def compare_orders_of_sets(self, task: Mapping[str, object]) -> None:
@@ -280,13 +300,14 @@ def _parted_by_order(
     call = mine or its
     assert call is not None
     said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in pair]
+    where, cause = _orders_near(places, call.line)
     text = (
-        f"{_orders_near(places, call.line)}: as it is, the script calls {said[0]}; in a process of its own, {said[1]}."
-        " Ranks part there: sort it first"
+        f"{cause}: as it is, the script calls {said[0]}; in a process of its own, {said[1]}."
+        " Ranks part there: sort or seed it first"
     )
     group = log.groups[call.group].text(world) if call.group >= 0 else "world"
     ranks = tuple(range(min(world, MOST_RANKS)))
-    return text, Finding("set-order", ranks, group, call.line, text)
+    return text, Finding("set-order", ranks, group, where, text)
 
 
 def _mixed_by_order(
@@ -303,11 +324,12 @@ def _mixed_by_order(
         return None
     members = op.communication.members
     group = next((of.text(mine.world_size) for of in log.groups if of.members == members), op.communication.group)
+    where, cause = _orders_near(places, op.line)
     text = (
-        f"{_orders_near(places, op.line)}: {op.communication.kind} at {op.line} takes one tensor here and another in a"
+        f"{cause}: {op.communication.kind} at {op.line} takes one tensor here and another in a"
         " process of its own, so ranks would mix what does not belong together: sort it first"
     )
-    return Finding("set-order", members[:MOST_RANKS], group, op.line, text, CORRUPT)
+    return Finding("set-order", members[:MOST_RANKS], group, where, text, CORRUPT)
 
 
 def _program(workers: Workers, rank: int, key: str) -> RankProgram:
@@ -316,9 +338,9 @@ def _program(workers: Workers, rank: int, key: str) -> RankProgram:
     return read_program(path if path.exists() else program_file(workers.folder, rank))
 
 
-def _orders_near(places: Sequence[tuple[str, int]], line: str) -> str:
-    """Where the order of a set is taken: of the call's file the last place before it, else all of a few."""
+def _orders_near(places: Sequence[tuple[str, int]], line: str) -> tuple[str, str]:
+    """A line that takes such an order: in the call's file the last before it, else the first; and what that means."""
     name, number = _split(line) if line else ("", 0)
     before = [place for place in places if place[0] == name and place[1] <= number]
-    shown = ", ".join(f"{name}:{number}" for name, number in (before[-1:] or places[:3]))
-    return f"the order of a set, or hash(), at {shown} is another in each process"
+    where = "{}:{}".format(*(before[-1] if before else places[0]))
+    return where, f"the order of a set, hash() or an unseeded number at {where} is another in each process"

@@ -435,6 +435,33 @@ for i in range(2):
     back(); done()
 """,
     ),
+    "all that is gathered lies in one tensor": Bug(
+        "overlap",
+        (0, 1, 2, 3),
+        "world",
+        """
+for i in range(2):
+    loss = back(); reduce()
+    parts = [torch.zeros(())] * w
+    dist.all_gather(parts, loss.detach())  # here
+    done()
+""",
+    ),
+    "each rank skips on a value that a function gave": Bug(
+        "data",
+        (0, 1, 2, 3),
+        "world",
+        """
+def measure(x):
+    value = F.mse_loss(m(x), x).item()  # here
+    return value
+def is_good(value):
+    return value < 0.5
+for i in range(3):
+    if is_good(measure(torch.randn(8, 16))): continue
+    back(); reduce(); done()
+""",
+    ),
 }
 
 HEALTHY: dict[str, str] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from windtunnel.real.capture.processes import conditions
+from windtunnel.real.capture.processes.branches import branches_on, clocks_that_decide
 from windtunnel.real.capture.processes.conditions import (
     Loop,
-    branches_on,
     calls_not_reached,
     ranks_named,
 )
@@ -45,7 +45,7 @@ PERIODS = {
 def run(text: str, folder: Path, most: int = 1000) -> Loop:
     path, loop, count = folder / "train.py", Loop(), 0
     path.write_text(text)
-    for known in (conditions._tree, conditions.conditions_of, conditions._rounds_of, conditions._calls_of):
+    for known in (conditions.tree_of, conditions.conditions_of, conditions._rounds_of, conditions._calls_of):
         known.cache_clear()  # another script of the same name
 
     def ended() -> None:
@@ -140,6 +140,18 @@ def test_what_is_read_decides_a_branch_where_a_test_takes_it(tmp_path: Path) -> 
         "if loss.item() > 2: g()\nprint(shown)\n"
     )
     assert [line for line in range(1, 8) if branches_on(str(path), line)] == [1, 2, 4, 6]
+
+
+def test_a_clock_that_decides_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "last = time.time()\nif time.time() - last > 600: save()\nbegun = time.perf_counter()\n"
+        "print(time.perf_counter() - begun)\n"
+    )
+    assert clocks_that_decide([str(path)]) == [(str(path), 1), (str(path), 2)]
+    agreed = tmp_path / "agreed.py"
+    agreed.write_text("late = torch.tensor(time.time() > end)\naccelerator.reduce(late)\nif late: save()\n")
+    assert clocks_that_decide([str(agreed)]) == []
 
 
 class Held:

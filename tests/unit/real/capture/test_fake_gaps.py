@@ -297,9 +297,10 @@ def test_a_pickled_tensor_comes_back_with_its_shape_and_its_number() -> None:
         assert int(number) == 7
 
 
-def test_ddp_that_looks_for_unused_parameters_steps() -> None:
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_ddp_that_looks_for_unused_parameters_steps(option: str) -> None:
     with rank_of(4, 1, fake="cuda") as world, Recorder(1, 4, world) as recorder:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4).cuda(), find_unused_parameters=True)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4).cuda(), **{option: True})
         optimizer = torch.optim.SGD(model.parameters())
         for _ in range(3):
             model(torch.randn(2, 4, device="cuda")).sum().backward()

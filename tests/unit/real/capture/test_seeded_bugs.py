@@ -16,7 +16,7 @@ from small_models import rank_of
 
 from windtunnel.real.capture.checks import first_call_that_differs
 from windtunnel.real.capture.fake_tensors.control_flow import Answers
-from windtunnel.real.capture.processes.conditions import branches_on
+from windtunnel.real.capture.processes.branches import branches_on
 from windtunnel.real.capture.recorder.recorder import Recorder
 from windtunnel.studies.programs.rank_classes.agreement import book_of, deadlock, disagreement
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallLog, Finding, compare
@@ -57,7 +57,7 @@ def findings(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list
     races = [race for one in recorders for race in one.journal.races]
     if races:
         ranks = tuple(race.ranks[0] for race in races)
-        found.append(Finding("race", ranks, races[0].group, races[0].line, races[0].text, CORRUPT))
+        found.append(Finding(races[0].kind, ranks, races[0].group, races[0].line, races[0].text, CORRUPT))
     reads = [int(line.rpartition(":")[2]) for line in recorders[0].own_reads]
     deciding = [line for line in reads if branches_on(str(path), line)]
     for value in (1e-12, math.inf) if deciding and not found else ():

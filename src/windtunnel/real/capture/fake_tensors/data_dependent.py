@@ -14,7 +14,7 @@ import torch
 from windtunnel.real.capture.fake_tensors.control_flow import Answers, line_of_script
 from windtunnel.real.capture.fake_tensors.known_values import CREATED, KnownValues
 from windtunnel.real.capture.recorder.op_table import OpFacts
-from windtunnel.real.capture.recorder.rows import AFTER, COMMUNICATION, Rows
+from windtunnel.real.capture.recorder.rows import AFTER, COMMUNICATION, OUTPUTS, Row, Rows
 from windtunnel.real.capture.recorder.storages import Ledger
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.torch_private import factories as plain
@@ -29,6 +29,7 @@ _NORMS = ("norm", "_foreach_norm", "linalg_vector_norm")
 _TRUE_OF_SOUND = ("all", "mul", "eq", "logical_and", "bitwise_and")  # isfinite is |x| != inf times x == x
 _FALSE_OF_SOUND = ("any", "isnan", "isinf", "ne", "logical_or", "bitwise_or")
 _AGREES = ("all_reduce", "broadcast", "reduce_scatter", "all_to_all", "recv")
+_DRAWN = ("rand", "randn", "rand_like", "randn_like", "normal", "normal_", "uniform_", "bernoulli", "bernoulli_")
 _OWN_BACK = 5000  # ops to look back for a communication
 _BACK = 12  # ops to look back for a norm
 
@@ -134,27 +135,37 @@ class Reader:
         self._recorder.record_answer(f"{facts.name} {dtype} {list(tensor.shape)}", told, where or line_of_script(3))
 
     def _is_own(self, tensor: torch.Tensor, where: str) -> bool:
-        """Whether a value comes from this rank's data alone, as far back as the step goes: no peer had a say in it."""
+        """Whether a value comes from this rank's data, as far back as the step goes, and no peer had a say in it.
+
+        That is where no exchange is among what made it, or where a float that this rank loaded or drew comes to it by
+        no exchange: of weights that were gathered and data, as a loss. (Whole numbers, as texts and labels, may be the
+        same on ranks that share a layer.)
+        """
         if where in self._own:
             return self._own[where]
         ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
         number = ledger.number_if_known(tensor)
         ahead = [ledger.writer[number]] if number is not None and number in ledger.writer else []
         seen: set[int] = set()
+        agreed = loaded = False
         while ahead:
             at = ahead.pop()
             if at in seen or at < base:
                 continue
             seen.add(at)
             self._own[where] = False
-            call = rows[at - base][COMMUNICATION]
-            if (call is not None and call.kind in _AGREES) or len(seen) > _OWN_BACK:
+            if len(seen) > _OWN_BACK:
                 return False
-            ahead.extend(rows[at - base][AFTER])
-        if seen:
+            row = rows[at - base]
+            if row[COMMUNICATION] is not None and row[COMMUNICATION].kind in _AGREES:
+                agreed = True
+                continue
+            ahead.extend(row[AFTER])
+            loaded = loaded or (base > 0 and not row[AFTER] and _is_data(row))  # before the first step: weights
+        if seen and (loaded or not agreed):
             self._own[where] = True
             self._recorder.read_own(where)
-        return bool(seen)
+        return bool(seen) and (loaded or not agreed)
 
     def _from_norm(self, tensor: torch.Tensor) -> bool:
         """Whether one of the last few ops that made this value was a norm."""
@@ -301,3 +312,9 @@ def _masks(args: Arguments) -> bool:
 def _length(answer: Any) -> int:
     first = answer[0] if isinstance(answer, list | tuple) else answer
     return int(first.shape[0]) if first.dim() else int(first)
+
+
+def _is_data(row: Row) -> bool:
+    """Whether an op brings floating-point numbers of this rank: copied from the host, or drawn."""
+    name, kind, _, outputs = row[: OUTPUTS + 1]
+    return (kind == "copy" or name.split(".")[-1] in _DRAWN) and any("float" in spec.dtype for spec in outputs)

@@ -37,6 +37,7 @@ def fake_tensors(
     from windtunnel.real.capture.fake_tensors.pretend_cuda import pretend_cuda
     from windtunnel.real.capture.torch_private import fake_gaps as gaps
     from windtunnel.real.capture.torch_private import fakes as compat
+    from windtunnel.real.capture.torch_private.addresses import addresses_looked_at
     from windtunnel.real.capture.torch_private.flex import compiler_rules_kept, flex_attention_in_one_op
     from windtunnel.real.capture.torch_private.missing_fakes import register_missing_fakes
     from windtunnel.real.capture.torch_private.stand_ins import stand_ins
@@ -60,7 +61,7 @@ def fake_tensors(
                 gaps.pickles_of_fakes,
                 gaps.texts_of_fakes,
                 gaps.one_cpu,
-                gaps.addresses_looked_at,
+                addresses_looked_at,
                 gaps.parts_of_storages,
                 gaps.random_dtensors,
                 gaps.random_states,

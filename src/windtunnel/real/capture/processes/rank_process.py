@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
+from windtunnel.real.capture.processes.clock import quicken_clock
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.real.capture.processes.files_of_others import WRITER, FilesOfOthers, files_of_others
 from windtunnel.real.capture.processes.other_threads import come_to_rest
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
+ASIDE = "aside"  # in place of the rank's number: of a rank that is run again under another task
 _OURS = str(Path(__file__).resolve().parents[3]) + os.sep
 
 
@@ -60,7 +62,7 @@ def play(task: Mapping[str, Any]) -> int:
     begun = time.monotonic()
     folder, rank = Path(task["folder"]), int(task["rank"])
     faulthandler.enable()
-    launch = task["launch"]
+    launch, is_aside = task["launch"], "own" in task or "clock" in task
     played = Played("" if launch["is_module"] else launch["target"])
 
     def say_where(_number: int, frame: FrameType | None) -> None:
@@ -70,8 +72,10 @@ def play(task: Mapping[str, Any]) -> int:
     signal.signal(signal.SIGUSR1, say_where)
     try:
         copied = copy_files(folder / f"copies_{rank}_{os.getpid()}", folder)
+        if "clock" in task:
+            quicken_clock(task["clock"])
         programs, facts = _played(task, folder, "" if copied else hold_files(folder), played, copied=copied)
-        if not task.get("own"):
+        if not is_aside:
             for key, rank_program in programs.items() if len(programs) > 1 else ():
                 write_whole(program_file(folder, rank, key), write_program(rank_program))
             write_whole(program_file(folder, rank), write_program(programs[facts["main"]]))
@@ -83,7 +87,7 @@ def play(task: Mapping[str, Any]) -> int:
     outcome |= played.facts()
     ended = bool(outcome.get("ended"))
     cut_short = outcome["status"] != "ok" and not ended  # what it would have called is not known
-    calls = folder / f"calls_{'own' if task.get('own') else rank}.json"
+    calls = folder / f"calls_{ASIDE if is_aside else rank}.json"
     played.write_calls(calls, is_partial=cut_short, is_over=ended)
     outcome["seconds"] = time.monotonic() - begun
     outcome["cpu_seconds"], outcome["peak_rss_bytes"] = resources_used()

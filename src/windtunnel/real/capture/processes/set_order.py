@@ -1,7 +1,8 @@
-"""Where a script's source takes things in the order of a set, or asks for `hash`: another one in each process.
+"""Where a script's source takes what is another in each process: the order of a set, `hash`, numpy's random numbers.
 
-Python draws a seed for the hashes of strings when a process starts, and other objects hash by their address. Ranks are
-processes, so what follows from such an order differs between them; here all ranks are forks of one process, and agree.
+Python draws a seed for the hashes of strings when a process starts, and other objects hash by their address; numpy's
+own generator draws one when it is loaded, where nobody gives it any. Ranks are processes, so what follows from these
+differs between them; here all ranks are forks of one process, and agree.
 Found by the source alone: sets are displays, `set(...)`, what is reckoned from these, and names that are assigned one.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
+from windtunnel.real.capture.processes.branches import branches_on
 from windtunnel.real.capture.processes.conditions import tree_of
 
+SEEDED = 0  # in place of a line
 _MAKERS = ("set", "frozenset")
 _KEPT = ("union", "intersection", "difference", "symmetric_difference", "copy")  # methods that give a set again
 _ALGEBRA = (ast.BitOr, ast.BitAnd, ast.BitXor, ast.Sub)
@@ -30,8 +33,24 @@ _UNORDERED = (
 
 
 def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Lines of files (path -> short name) that go through a set, or call `hash`: (short name, line)."""
-    return [(name, line) for path, name in paths.items() for line in _lines_of(path)]
+    """Lines of files (path -> short name) that take such a thing: (short name, line)."""
+    drawn = {path: _drawn_at(path) for path in paths}
+    seeded = any(line == SEEDED for lines in drawn.values() for line in lines)
+    places = {path: {*_lines_of(path), *(() if seeded else drawn[path])} for path in paths}
+    return [(name, line) for path, name in paths.items() for line in sorted(places[path])]
+
+
+def _drawn_at(path: str) -> list[int]:
+    """Lines that draw from numpy's own generator and decide a branch; SEEDED where it is given a seed."""
+    tree = tree_of(path)
+    found = []
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("np.random.", "numpy.random.")):
+            if _called(node) == "seed":
+                found.append(SEEDED)
+            elif branches_on(path, node.lineno):
+                found.append(node.lineno)
+    return found
 
 
 def _lines_of(path: str) -> list[int]:

@@ -317,7 +317,7 @@ def extent_of(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 Row = tuple[Any, ...]  # of RankProgram: one value a column
-AFTER, STREAM, PLACE, COMMUNICATION = 7, 8, 9, 10
+OUTPUTS, AFTER, STREAM, PLACE, COMMUNICATION = 3, 7, 8, 9, 10
 
 
 def ops_of(rows: list[Row], base: int, lines: Mapping[int, str] | None = None) -> tuple[Op, ...]:

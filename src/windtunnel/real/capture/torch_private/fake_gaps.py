@@ -7,10 +7,6 @@
 - `torch.asarray(storage)` (safetensors) sets a fake tensor's storage to a real one, which is refused.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
 - `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down.
-- `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
-  parameters were used: it gets a real one, in which all are.
-- `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
-  the address of the storage's description stands in for that of its data.
 - DTensor reads and sets the state of the random numbers around each op that draws some.
 - `generator.set_state(tensor)` reads bytes in C++, which a state that was sent round has not: it stays as it is.
 - `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
@@ -29,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -41,11 +37,8 @@ if TYPE_CHECKING:
     from types import GetSetDescriptorType
 
     import torch
-    import torch.distributed as dist
-    from torch._ops import OpOverload
     from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
-    from windtunnel.real.operator_call import Arguments, Keywords
 
 _KERNELS = ("torch._prims", "torch._refs", "torch._decomp", "torch._meta_registrations", "torch._subclasses")
 FEW = 4096  # elements that are read one by one: each may have a value that is known
@@ -352,57 +345,6 @@ def _unpickled(
         return torch.tensor(value, dtype=dtype, device=device)
     made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
-
-
-def addresses_looked_at() -> Replacements:
-    """What DDP, FSDP of the first version and who saves need of addresses, which fake tensors have not."""
-    import torch
-    import torch.distributed as dist
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.distributed.fsdp import _flat_param
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class UsedMap(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: OpOverload, types: object, args: Arguments = (), kwargs: Keywords | None = None
-        ) -> object:
-            kwargs = kwargs or {}
-            if func is torch.ops.aten.zeros.default and kwargs.get("dtype") == torch.int32:
-                with outside_modes():
-                    return torch.ones(*args, **{**kwargs, "pin_memory": False})
-            return func(*args, **kwargs)
-
-    real_address = torch.Tensor.data_ptr
-
-    def address(self: torch.Tensor) -> int:
-        storage = self.untyped_storage()
-        # Of another class may be a parameter that was loaded and moved: its `data` is fake.
-        if not isinstance(self, FakeTensor) and storage.device.type != "meta":
-            return int(real_address(self))
-        return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
-
-    real_storage_address = torch.UntypedStorage.data_ptr
-
-    def storage_address(self: torch.UntypedStorage) -> int:
-        if self.device.type != "meta":
-            return int(real_storage_address(self))
-        return int(self._cdata) if self.nbytes() else 0
-
-    begin: Callable[..., None] = dist.Reducer.__init__
-
-    def reducer(self: dist.Reducer, *args: object, **kwargs: object) -> None:
-        with UsedMap():
-            begin(self, *args, **kwargs)
-
-    def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-        return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
-
-    return Replacements(
-        (dist.Reducer, "__init__", reducer),
-        (_flat_param, "_same_storage", same_storage),
-        (torch.Tensor, "data_ptr", address),
-        (torch.UntypedStorage, "data_ptr", storage_address),  # safetensors asks which tensors share one
-    )
 
 
 def random_states() -> Replacements:
