@@ -10,9 +10,9 @@ from windtunnel.studies.planning import search as searching
 from windtunnel.studies.planning import space as spaces
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.choices import Budget, choices
-from windtunnel.studies.planning.oracle import straggling
+from windtunnel.studies.planning.oracle import laid_out, straggling
 from windtunnel.studies.planning.search import Answer, Search
-from windtunnel.studies.planning.space import Space, families, structures
+from windtunnel.studies.planning.space import Space, families, savings, structures
 
 CASES = {
     "dense": ("llama-3-8b", 6, {"tp": 1, "cp": 1, "cuda_graphs": False, "overlap_tp": False}),
@@ -75,3 +75,35 @@ def test_listing_that_stops_again_and_again_leaves_nothing_out(case: str, monkey
         0.0, whole.counts.structures, whole.counts.legal,
     )  # fmt: skip
     assert answer.found[0].score_ns == whole.found[0].score_ns
+
+
+UNFIT = {
+    "dense": ("llama-3-70b", 20, "h100-sxm:2", {}),
+    "experts": ("mixtral-8x7b", 16, "h100-sxm:4", {"tp": 2}),
+    "long": ("llama-3-8b", 6, "h100-sxm:2", {"seq_len": 2**21, "tp": 1}),
+    "sharded": ("llama-3-70b", 20, "h100-sxm:2", {"framework": "torchtitan"}),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_where_nothing_fits_each_plan_needs_more_than_there_is(case: str) -> None:
+    name, layers, cluster, given = UNFIT[case]
+    given = {"global_batch": 8, "seq_len": 2048, **given}
+    space = Space(load_model(name).with_changes(layers=layers), parse_cluster(cluster), given)
+    search, answer = searched(space)
+    assert not answer.found
+    assert answer.counts.memory == answer.counts.legal > 0
+    assert search.state_alone == (case != "long")
+    needed: dict[tuple[int, ...], int] = {}
+    for structure in structures(space):
+        for saving in savings(space, structure):
+            laid = laid_out(space.model, space.cluster, structure.asked.with_fields(saving))
+            least, plan = search.bounds.memory_bytes(laid), laid.plan
+            assert search.bounds.even_state_bytes(laid) <= search.bounds.state_bytes(laid) <= least
+            assert least > search.space.cluster.gpu.usable_memory_bytes or not search.state_alone
+            degrees = (plan.tp, plan.pp, plan.cp, plan.ep, laid.etp)
+            needed[degrees] = min(least, needed.get(degrees, least))
+    told = search.nearest(len(needed) + 1)
+    assert len(told) == len(needed)  # one of each choice of degrees
+    if search.state_alone:
+        assert [one.needed_bytes for one in told] == sorted(needed.values())

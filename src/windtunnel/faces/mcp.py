@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import windtunnel
 from windtunnel.errors import SpecError, UserError
@@ -33,8 +33,56 @@ def descriptions() -> list[dict[str, object]]:
     for name, verb in TOOLS.items():
         takes = schema(verb)
         takes["properties"].pop("question")
-        found.append({"name": name, "description": QUESTIONS[verb].text, "inputSchema": takes})
+        takes["$defs"] = {part: _in_a_word(inner) for part, inner in takes.get("$defs", {}).items()}
+        shown = _plain_schema(takes)
+        shown["$defs"] = _in_use(shown)
+        found.append({"name": name, "description": QUESTIONS[verb].text, "inputSchema": shown})
     return found
+
+
+def _in_a_word(part: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a part; of one that a word can say, the names of its fields alone: `read` checks what they hold."""
+    if part.get("anyOf", [{}])[0].get("type") != ["string", "number"]:
+        return part
+    whole = part["anyOf"][1]
+    fields = ", ".join(whole["properties"])
+    return {
+        "type": ["string", "number", "object"],
+        "description": f"{whole.get('description', '')} Fields: {fields}.".strip(),
+    }
+
+
+def _plain_schema(schema: Any, *, names: bool = False) -> Any:
+    """A schema without titles, and without the null that a field has which is left out. `names`: its keys are names."""
+    if isinstance(schema, list):
+        return [_plain_schema(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if names:
+        return {name: _plain_schema(inner) for name, inner in schema.items()}
+    shown: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "title" or (key == "default" and value is None):
+            continue
+        if key != "anyOf":
+            shown[key] = _plain_schema(value, names=key in ("properties", "$defs"))
+            continue
+        kinds = [_plain_schema(kind) for kind in value if kind != {"type": "null"}]
+        shown |= {key: kinds} if len(kinds) > 1 else kinds[0]
+    return shown
+
+
+def _in_use(schema: dict[str, Any]) -> dict[str, Any]:
+    """The definitions that a schema leads to."""
+    parts = schema.pop("$defs", {})
+    reached: dict[str, Any] = {}
+    waiting = [json.dumps(schema)]
+    while waiting:
+        for name in re.findall(r'"#/\$defs/(\w+)"', waiting.pop()):
+            if name not in reached:
+                reached[name] = parts[name]
+                waiting.append(json.dumps(parts[name]))
+    return reached
 
 
 def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[str, object]:
@@ -56,14 +104,14 @@ def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[s
 
 
 def _document(question: Question) -> Mapping[str, object]:
-    """The answer as the command line's JSON has it."""
+    """The answer as the command line's JSON has it; that of `predict` as with `--brief`."""
     from windtunnel.questions.asked.predict import Predict
 
     if isinstance(question, Predict):
-        from windtunnel.faces.report.prediction.document import to_document
+        from windtunnel.faces.report.prediction.document import brief, to_document
         from windtunnel.studies.predict import answer_at_first
 
-        return to_document(answer_at_first(question)[1]())
+        return brief(to_document(answer_at_first(question)[1]()))
     found = run(question)
     document: Mapping[str, object] = found if isinstance(found, dict) else found.to_dict()
     return document

@@ -34,6 +34,28 @@ def test_each_verb_of_the_registry_is_a_tool_or_is_known_to_do_more_than_answer(
         json.dumps(description)
 
 
+def test_tools_are_told_in_few_words_and_each_reference_leads_somewhere() -> None:
+    for one in descriptions():
+        text = json.dumps(one["inputSchema"])
+        assert len(text) <= 20_000, one["name"]
+        defined = set(one["inputSchema"]["$defs"])
+        assert set(re.findall(r'"#/\$defs/(\w+)"', text)) == defined
+    fields = next(one for one in descriptions() if one["name"] == "predict")["inputSchema"]
+    assert fields["$defs"]["ClusterPart"]["type"] == ["string", "number", "object"]
+    assert "n_gpus" in fields["$defs"]["ClusterPart"]["description"]
+
+
+@pytest.mark.parametrize("stages", [1, 16])
+def test_a_prediction_is_told_without_its_timelines(stages: int, tmp_path: Path) -> None:
+    plan = {"tp": 8, "pp": stages, "global_batch": 256, "seq_len": 4096}
+    found = answered("predict", {"model": "llama-3-70b", "cluster": "h100-sxm:1024", "plan": plan}, tmp_path)["answer"]
+    assert len(found["memory"]) == stages
+    assert "excerpt" not in found
+    assert not any("timeline" in one for one in found["memory"])
+    assert {"step_time_s", "mfu", "peak_memory_bytes", "advice", "breakdown_ns", "stages"} <= set(found)
+    assert len(json.dumps(found)) <= 40_000
+
+
 def test_a_tool_answers_as_the_function_does(tmp_path: Path) -> None:
     found = answered("predict", STEP, tmp_path)
     plan = {"tp": 2, "global_batch": 64, "seq_len": 4096}
@@ -62,7 +84,7 @@ def test_a_tool_says_what_the_command_line_says(
 ) -> None:
     found = answered(tool, arguments, tmp_path)["answer"]
     question = read({**arguments, "question": TOOLS[tool]})
-    main([*question.verb.split(), *words(question), "--json", *(["--no-save"] if tool == "predict" else [])])
+    main([*question.verb.split(), *words(question), "--json", *(["--no-save", "--brief"] if tool == "predict" else [])])
     printed = json.loads(capsys.readouterr().out)
     mine = json.loads(json.dumps(found))
     assert len(mine) > 5

@@ -59,6 +59,9 @@ def predict(
     measured: Annotated[
         str | None, Parameter(help="Step time that you measured, e.g. 11s: what `diagnose` says of it.", show=False)
     ] = None,
+    brief: Annotated[
+        bool, Parameter(negative="", help="With --json: leave out what happens when inside the step.", show=False)
+    ] = False,
     launch_flags: Annotated[
         Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
         Parameter(help="Print the plan as that framework is launched with it, too.", show=False),
@@ -85,6 +88,8 @@ def predict(
         raise SpecError("--price", question.price, "give --tokens as well, e.g. --tokens 15T")
     if outputs.rows is not None:
         check_rows(outputs.rows, question, json=outputs.json)
+    if brief and not outputs.json:
+        raise SpecError("--brief", "given", "add --json")
     if launch_flags is not None and is_captured(question.model.base):
         raise SpecError("--launch-flags", launch_flags, "a captured script has its own flags: name a model instead")
     with_them = f"predicting without and with {', '.join(question.technique)}" if question.technique else "predicting"
@@ -98,6 +103,7 @@ def predict(
     # Printed first: a finished answer is not lost where it cannot be written.
     if outputs.json:
         from windtunnel.faces.report.prediction.document import TRAINING_RUN, to_document
+        from windtunnel.faces.report.prediction.document import brief as without_timelines
 
         more: dict[str, object] = {} if whole is None else {TRAINING_RUN: whole}
         if outputs.rows == OPS_IN_JSON:
@@ -106,7 +112,8 @@ def predict(
             from windtunnel.studies.training.launch import launch_of
 
             more["launch"] = launch_of(launch_flags, result)
-        print_json(to_document(result) | more)
+        document = to_document(result)
+        print_json((without_timelines(document) if brief else document) | more)
     else:
         from windtunnel.faces.report.draw.console import print_views
         from windtunnel.faces.report.prediction.views import advice_views, prediction_document, training_run_view

@@ -406,6 +406,11 @@ class Bounds:
         """Of the fullest rank, at least, whatever it keeps for backward passes."""
         return least_memory(layout, self._held_by_ranks(layout)[1], [0.0] * layout.plan.pp)
 
+    def even_state_bytes(self, layout: Layout) -> int:
+        """The same, however layers lie on stages: some rank has its share of all parameters, or more."""
+        dense, expert = (float(held.sum()) / layout.plan.pp for held in self._held(layout))
+        return least_memory(layout, [(dense, expert)], [0.0])
+
     def _held_by_ranks(self, layout: Layout) -> tuple[Class, Ranks]:
         chain = (*work_class(layout), layout.plan.pp, layout.virtual_layers, layout.schedule)
         if chain not in self._ranks:

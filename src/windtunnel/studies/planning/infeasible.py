@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import UserError
@@ -12,7 +12,7 @@ from windtunnel.physics.model import Model
 from windtunnel.studies.planning.answer import Miss, Planned, Remedy
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.oracle import Layout, host_holds, laid_out, memory_bytes, straggling
-from windtunnel.studies.planning.search import Answer, Search
+from windtunnel.studies.planning.search import Missed, Search
 from windtunnel.studies.planning.space import Space
 
 NEAREST_TOLD = 3
@@ -21,12 +21,12 @@ WITHIN_S = 5.0
 DOUBLINGS = 6
 
 
-def nearest(answer: Answer, memory: Callable[[Layout], int]) -> tuple[Miss, ...]:
+def nearest(search: Search, missed: Sequence[Missed]) -> tuple[Miss, ...]:
     """The plans that miss by least, measured exactly: of those that were only bounded the nearest are measured now."""
     exact = []
-    for missed in answer.missed[:NEAREST_TRIED]:
-        needed = missed.needed_bytes if missed.exact else memory(missed.layout)
-        exact.append((needed, missed.layout))
+    for one in missed:
+        needed = one.needed_bytes if one.exact else search.memory(one.layout)
+        exact.append((needed, one.layout))
     exact.sort(key=lambda pair: pair[0])
     return tuple(
         Miss(
@@ -43,15 +43,16 @@ def remedies(
     model: Model,
     cluster: Cluster,
     given: Mapping[str, object],
-    answer: Answer,
+    search: Search,
+    missed: Sequence[Missed],
     planned: Callable[[Cluster, Layout], Planned],
 ) -> tuple[Remedy, ...]:
     """The optimizer on the host, activations on the host, shorter sequences, more GPUs: the least of each that fits."""
     found = []
-    away = _offloaded(model, cluster, answer)
+    away = _offloaded(model, cluster, search, missed)
     if away is not None:
         found.append(Remedy(away[0], planned(cluster, away[1])))
-    shorter = _shorter(model, cluster, given)
+    shorter = None if search.state_alone else _shorter(model, cluster, given)
     if shorter is not None:
         found.append(Remedy(shorter[0], planned(cluster, shorter[1])))
     for doubling in range(1, DOUBLINGS + 1):
@@ -63,16 +64,20 @@ def remedies(
     return tuple(found)
 
 
-def _offloaded(model: Model, cluster: Cluster, answer: Answer) -> tuple[str, Layout] | None:
+def _offloaded(model: Model, cluster: Cluster, search: Search, missed: Sequence[Missed]) -> tuple[str, Layout] | None:
+    """Of the nearest plans that fit so, that with the least bound of its step."""
     usable = cluster.gpu.usable_memory_bytes
     for update in ({"offload_optimizer": 0.5}, {"offload_optimizer": 1.0}):
-        for missed in answer.missed[:NEAREST_TRIED]:
+        fitting = []
+        for one in missed:
             try:
-                layout = laid_out(model, cluster, missed.layout.asked.with_fields(update))
+                layout = laid_out(model, cluster, one.layout.asked.with_fields(update))
             except UserError:
                 continue
             if memory_bytes(layout, usable) <= usable and host_holds(layout):
-                return f"offload_optimizer {update['offload_optimizer']:g}", layout
+                fitting.append(layout)
+        if fitting:
+            return f"offload_optimizer {update['offload_optimizer']:g}", min(fitting, key=search.bounds.step_ns)
     return None
 
 

@@ -41,7 +41,7 @@ from windtunnel.studies.planning.compared import (
     sensitivity,
     told_apart,
 )
-from windtunnel.studies.planning.infeasible import nearest, remedies
+from windtunnel.studies.planning.infeasible import NEAREST_TRIED, nearest, remedies
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.studies.planning.objectives.robust import Trouble, progress_score
@@ -142,7 +142,7 @@ def plan(
     ]  # the last one: stages that follow the types
     answers: list[tuple[Cluster, Answer]] = []
     searches: dict[int, tuple[Search, Answer]] = {}
-    measured: dict[int, Callable[[Layout], int]] = {}  # how memory was, by answer
+    whole_space: dict[int, Search] = {}  # by answer
     least_bytes = inf  # that a plan may need, where memory is asked for
     refusal: UserError | None = None
     for number, one in enumerate(tried_on):
@@ -169,7 +169,7 @@ def plan(
             refusal = first_refusal(space) or refusal
             continue
         answers.append((one, answer))
-        measured[id(answer)] = search.memory
+        whole_space[id(answer)] = search
         known = searches.get(one.n_gpus)
         if known is None or _best_ns(answer) < _best_ns(known[1]):
             searches[one.n_gpus] = (search, answer)
@@ -221,7 +221,7 @@ def plan(
             search, answer.found[0], _budget(choices_within_s, None if within_s is None else begun + within_s)
         )
     # Of searches of the whole space alone: those with less memory are over the same plans again.
-    whole = [(one.n_gpus, answer) for one, answer in answers if id(answer) in measured]
+    whole = [(one.n_gpus, answer) for one, answer in answers if id(answer) in whole_space]
     space_counts = {
         "legal": sum(one.counts.legal for _, one in whole),
         "replayed": sum(one.counts.replayed for _, one in whole),
@@ -241,12 +241,16 @@ def plan(
         techniques=None if attempts is None else attempts.to_dict(),
     )  # fmt: skip
     if not ranked:
+        search = whole_space[id(main)]
+        missed = search.nearest(NEAREST_TRIED)
         result = replace(
             result,
-            nearest=nearest(main, measured[id(main)]),
+            nearest=nearest(search, missed),
             remedies=()
             if mixed is not None
-            else remedies(model, cluster, given, main, lambda c, layout: _planned(exact, c, layout, words, None, None)),
+            else remedies(
+                model, cluster, given, search, missed, lambda c, layout: _planned(exact, c, layout, words, None, None)
+            ),
         )
         return replace(result, seconds=monotonic() - begun)
     size = by_size[ranked[0].n_gpus]

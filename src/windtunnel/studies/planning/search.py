@@ -64,6 +64,16 @@ class Missed:
     exact: bool  # else at least
 
 
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """What does not fit by its state alone: a structure with a saving, with any, or a whole family with any."""
+
+    layout: Layout
+    needed_bytes: int  # at least
+    saving: dict[str, object] | None = None
+    family: Family | None = None
+
+
 @dataclass(slots=True)
 class Counts:
     """Of plans: legal ones, replayed ones, those that do not fit, and structures."""
@@ -82,7 +92,6 @@ class Answer:
     counts: Counts
     gap: float
     bound_ns: float  # no plan of the space is faster than this
-    missed: tuple[Missed, ...]  # where nothing was found: nearest to fitting first
     seconds: float
 
 
@@ -95,7 +104,6 @@ def step_time(layout: Layout, step_ns: int) -> float:
 
 
 UNSAVED = {"zero_stage": 1, "recompute": "none"}  # with which every switch is there that any saving has
-NEAREST_KEPT = 64
 LISTING = 0.5  # of the time of a search, after which it goes on with the structures that it has listed
 DEEP = 0.75  # of its time, after which a search that has no plan yet looks for one
 FIRST_S = 10.0  # that a search has beyond its time to find a first plan
@@ -140,7 +148,8 @@ class Search:
         self._begun = begun
         self._heap: list[Node] = []
         self._number = 0
-        self._missed: list[Missed | tuple[Layout, dict[str, object]]] = []
+        self._missed: list[Missed | Unmeasured] = []
+        self._even_states: dict[tuple[int, ...], int] = {}  # bytes, by degrees
         self._told: list[Node] = []  # replayed plans that have come up
         self.counts = Counts()
         self._shortest_s = inf
@@ -185,20 +194,77 @@ class Search:
             answers = [*answers, *tried][:top]
             if not proven:
                 gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
-        missed = [] if any(answer.score_ns < float("inf") for answer in answers) else self._nearest()
         least = min([left, *(answer.score_ns for answer in answers[:1])])
-        return Answer(tuple(answers), replace(self.counts), gap, least, tuple(missed), monotonic() - begun)
+        return Answer(tuple(answers), replace(self.counts), gap, least, monotonic() - begun)
 
-    def _nearest(self) -> list[Missed]:
-        """What does not fit, that which needs least first."""
-        found = []
-        for one in self._missed:
-            if not isinstance(one, Missed):
-                layout, saving = one
-                laid = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
-                one = Missed(laid, self.bounds.memory_bytes(laid), exact=False)
-            found.append(one)
-        return sorted(found, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
+    @property
+    def state_alone(self) -> bool:
+        """After a run: whether parameters and optimizer alone exclude every plan, so that no shorter sequence fits.
+
+        A shorter length has no degree that a longer one has not, and micro-batches of one sequence are always tried.
+        """
+        return self.listed and not self._heap and all(isinstance(unfit, Unmeasured) for unfit in self._missed)
+
+    def nearest(self, most: int) -> list[Missed]:
+        """After a run: what does not fit, that which needs least first, one of each choice of degrees.
+
+        What is known by its state alone is looked at more closely once no other may need less.
+        """
+        seen: set[tuple[int, ...]] = set()
+        missed = list(self._missed)
+        order = [(unfit.needed_bytes, isinstance(unfit, Missed), place) for place, unfit in enumerate(missed)]
+        heapq.heapify(order)
+        nearest: list[Missed] = []
+        while order and len(nearest) < most:
+            unfit = missed[heapq.heappop(order)[2]]
+            if _degrees(unfit.layout) in seen:
+                continue
+            if isinstance(unfit, Missed):
+                seen.add(_degrees(unfit.layout))
+                nearest.append(unfit)
+                continue
+            for closer in self._closer(unfit):
+                heapq.heappush(order, (closer.needed_bytes, isinstance(closer, Missed), len(missed)))
+                missed.append(closer)
+        return nearest
+
+    def _closer(self, unfit: Unmeasured) -> Iterator[Missed | Unmeasured]:
+        """The structures of a family, or the savings of a structure with what each needs at least."""
+        layout = unfit.layout
+        if unfit.family is not None:
+            for structure in members(self.space, unfit.family):
+                yield Unmeasured(structure, self._least_state(structure, self.bounds.state_bytes))
+            return
+        for saving in savings(self.space, layout) if unfit.saving is None else (unfit.saving,):
+            laid = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
+            yield Missed(laid, self.bounds.memory_bytes(laid), exact=False)
+
+    def _even_state(self, layout: Layout) -> int:
+        """The least state, however layers lie on stages: the degrees alone decide it."""
+        degrees = _degrees(layout)
+        if degrees not in self._even_states:
+            self._even_states[degrees] = self._least_state(layout, self.bounds.even_state_bytes)
+        return self._even_states[degrees]
+
+    def _least_state(self, layout: Layout, state: Callable[[Layout], int]) -> int:
+        """Bytes that parameters and optimizer take with any saving, at least; 0 where one of them may be refused.
+
+        The first that fits is enough: savings that shard most are looked at first.
+        """
+        if layout.plan.offload_activations:  # with it some ways to recompute are refused
+            return 0
+        least: dict[tuple[object, object], int] = {}
+        for saving in reversed(savings(self.space, layout)):
+            sharded = (saving["zero_stage"], saving.get("shard_group"))
+            if sharded in least:
+                continue
+            try:
+                least[sharded] = state(laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving)))
+            except UserError:
+                return 0
+            if least[sharded] <= self._capacity(layout):
+                break
+        return min(least.values())
 
     def open_nodes(self) -> list[Node]:
         """After a run: what every legal plan that fits is in, or lies under."""
@@ -220,9 +286,15 @@ class Search:
         now = monotonic()
         until = now + LISTING * (ends - now)
         for family in listing:
+            legal = sum(count(self.space, family.layout, most) for most in family.largest)
             self.counts.structures += len(family.pipelines)
-            self.counts.legal += sum(count(self.space, family.layout, most) for most in family.largest)
-            self._listed(family)
+            self.counts.legal += legal
+            state = self._even_state(family.layout)
+            if state > self._capacity(family.layout):
+                self.counts.memory += legal
+                self._missed.append(Unmeasured(family.layout, state, family=family))
+            else:
+                self._listed(family)
             if monotonic() > until:
                 return next(listing, None)
         return None
@@ -279,7 +351,12 @@ class Search:
             for layout in members(self.space, node.family):
                 self._push(max(node.key, bounds.work_ns(layout)), STRUCTURE, layout)
         elif node.level == STRUCTURE:
-            self._push(max(node.key, bounds.shaped_ns(node.layout, self._options(node))), SHAPED, node.layout)
+            state = self._least_state(node.layout, bounds.state_bytes)
+            if state > self._capacity(node.layout):
+                self.counts.memory += count(self.space, node.layout)
+                self._missed.append(Unmeasured(node.layout, state))
+            else:
+                self._push(max(node.key, bounds.shaped_ns(node.layout, self._options(node))), SHAPED, node.layout)
         elif node.level == SHAPED:
             self._part(node)
         elif node.level == ROUGH:
@@ -315,20 +392,21 @@ class Search:
         # What is recomputed does not change what parameters and optimizer take; most savings fail by that alone.
         alike = not layout.plan.offload_activations  # with it some ways to recompute are refused
         fits: set[object] = set()
-        too_much: set[object] = set()
+        too_much: dict[object, int] = {}
         for saving in savings(self.space, layout):
             sharded = (saving["zero_stage"], saving.get("shard_group"))
             if sharded in too_much:
-                self._lost_unmeasured(layout, saving)
+                self._lost_unmeasured(layout, saving, too_much[sharded])
                 continue
             try:
                 one = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
             except UserError as error:  # a saving is legal wherever its structure is; a given one may not be
                 self._refused(layout, saving, error)
                 continue
-            if alike and sharded not in fits and self.bounds.state_bytes(one) > self._capacity(one):
-                too_much.add(sharded)
-                self._lost_unmeasured(layout, saving)
+            state = self.bounds.state_bytes(one) if alike and sharded not in fits else 0
+            if state > self._capacity(one):
+                too_much[sharded] = state
+                self._lost_unmeasured(layout, saving, state)
                 continue
             fits.add(sharded)
             least = self.bounds.memory_bytes(one)
@@ -337,10 +415,10 @@ class Search:
             else:
                 self._push(max(node.key, self.bounds.rough_ns(one, options)), ROUGH, one, saving)
 
-    def _lost_unmeasured(self, layout: Layout, saving: dict[str, object]) -> None:
+    def _lost_unmeasured(self, layout: Layout, saving: dict[str, object], state: int) -> None:
         """A structure with a saving whose state alone does not fit: how much it needs is found if somebody asks."""
         self.counts.memory += leaves(self.space, layout, saving)
-        self._missed.append((layout, saving))
+        self._missed.append(Unmeasured(layout, state, saving))
 
     def _refused(self, layout: Layout, saving: dict[str, object], error: UserError) -> None:
         self.counts.legal -= leaves(self.space, layout, saving)
@@ -383,3 +461,8 @@ class Search:
 def _kind(space: Space, layout: Layout) -> tuple[object, ...]:
     """What plans that differ in switches only have in common."""
     return tuple(getattr(layout.plan, name) for name in (*FIELDS, *SAVINGS))
+
+
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    plan = layout.plan
+    return plan.tp, plan.pp, plan.cp, plan.ep, layout.etp

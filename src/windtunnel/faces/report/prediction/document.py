@@ -52,6 +52,12 @@ def to_document(result: Result) -> dict[str, object]:
     }
 
 
+def brief(document: Mapping[str, object]) -> dict[str, object]:
+    """A document without what happens when inside the step, which is most of its bytes: it can be no run any more."""
+    memory = [{name: value for name, value in stage.items() if name != "timeline"} for stage in document["memory"]]  # type: ignore[attr-defined]
+    return {name: value for name, value in document.items() if name != "excerpt"} | {"memory": memory}
+
+
 def _header(result: Result) -> dict[str, object]:
     band = band_entry("step_time_s", result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
     return header(STUDY, result.spec, result.reproduce, version=result.spec.get("version"), band=band)

@@ -87,11 +87,22 @@ class ByStage(Bounds):
 
     def memory_bytes(self, layout: Layout) -> int:
         """At least, to hold against the first type's capacity."""
+        return self._least(layout, 1.0)
+
+    def state_bytes(self, layout: Layout) -> int:
+        """The same without what is kept for backward passes."""
+        return self._least(layout, 0.0)
+
+    def even_state_bytes(self, layout: Layout) -> int:
+        """Nothing: types take unlike shares."""
+        return 0
+
+    def _least(self, layout: Layout, kept_share: float) -> int:
         types = self._types(layout)
         found = []
         for number, (own, one) in enumerate(zip(self.of_type, self.layouts(layout), strict=True)):
             here = (types == number).astype(np.float64)
             dense, expert, kept = (part * here for part in own.kept_per_stage(one))
-            activations = kept_in_flight(one, kept).tolist()
+            activations = kept_in_flight(one, kept * kept_share).tolist()
             found.append((least_memory(one, ranks_of(one, dense, expert), activations), number))
         return self._as_of_first(found)

@@ -1,7 +1,7 @@
-"""YAML of LLaMA-Factory v1, torchtune and llm-foundry, and lines of ms-swift, as settings by the Trainer's names.
+"""YAML of LLaMA-Factory v1, torchtune and llm-foundry, lines of ms-swift and configurations of xtuner, as settings.
 
 What such a file says by other names, or means where it says nothing, is put into the Trainer's words; `OWN` is the way
-back, for a patch. Read off LLaMA-Factory's `v1/config`, torchtune 0.6, llm-foundry 0.22 and ms-swift 4.
+back, for a patch. Read off LLaMA-Factory's `v1/config`, torchtune 0.6, llm-foundry 0.22, ms-swift 4 and xtuner 0.2.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 Document = Mapping[str, object]
-FACTORY, TUNE, FOUNDRY, LINE = "llama-factory v1", "torchtune", "llm-foundry", "ms-swift"
+FACTORY, TUNE, FOUNDRY, LINE, XTUNED = "llama-factory v1", "torchtune", "llm-foundry", "ms-swift", "xtuner"
 # The Trainer's name -> the file's own; what is not here has none.
 OWN: Mapping[str, Mapping[str, str]] = {
     FACTORY: {
@@ -31,6 +31,12 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "gradient_accumulation_steps": "gradient_accumulation_steps",
         "gradient_checkpointing": "gradient_checkpointing",
         "max_length": "max_length",
+    },
+    XTUNED: {
+        "per_device_train_batch_size": "batch_size",
+        "gradient_accumulation_steps": "accumulative_counts",
+        "max_seq_length": "max_length",
+        "sequence_parallel_size": "sequence_parallel_size",
     },
     FOUNDRY: {
         "per_device_train_batch_size": "device_train_microbatch_size",
@@ -56,6 +62,8 @@ IDLE: Mapping[str, tuple[str, ...]] = {
         "python_log_level", "dist_timeout", "expandable", "max_split",
     ),
 }  # fmt: skip
+XTUNER = frozenset({"batch_size", "accumulative_counts", "max_epochs"})  # that a configuration of xtuner assigns
+XTUNER_MODELS = ("SupervisedFinetune", "DPO", "RewardModel", "ORPO", "LLaVAModel")
 TUNE_TARGETS = {"output_proj": "o_proj"}
 CHUNKED = re.compile(r"LinearCrossEntropy|ChunkedOutput")
 SWIFT = re.compile(r"(?m)^[^#\n]*\bswift (sft|pt|rlhf)\b")
@@ -103,6 +111,37 @@ def of_swift(given: Document) -> Document:
     if rest.get("rlhf_type") == "dpo":
         found["stage"] = rest.pop("rlhf_type")
     return {**rest, **found}
+
+
+def of_xtuner(values: Document, parts: Mapping[str, Document]) -> Document:
+    """A configuration of xtuner by the Trainer's names: what its first part sets, and `dict(type=...)` by its type.
+
+    DeepSpeed is named on its command line alone; without it every GPU holds a replica. Recomputation is on unless told.
+    """
+    tuned = next((parts[kind] for kind in XTUNER_MODELS if kind in parts), {})
+    lora, quantised = parts.get("LoraConfig"), parts.get("BitsAndBytesConfig", {})
+    degree, dtype = values.get("sequence_parallel_size", 1), str(parts.get("AmpOptimWrapper", {}).get("dtype"))
+    steps = values["accumulative_counts"]
+    sharded = isinstance(degree, int) and isinstance(steps, int)
+    found: dict[str, object] = {
+        "model_name_or_path": values.get("pretrained_model_name_or_path", values.get("llm_name_or_path")),
+        "per_device_train_batch_size": values["batch_size"],
+        "gradient_accumulation_steps": steps * degree if sharded else steps,  # type: ignore[operator]
+        "max_seq_length": values.get("max_length"),
+        "sequence_parallel_size": degree,
+        "cp_kind": "ulysses",
+        "gradient_checkpointing": tuned.get("use_activation_checkpointing") is not False,
+        "bf16": dtype == "bfloat16",
+        "fp16": dtype == "float16",
+        "stage": "dpo" if "DPO" in parts else None,
+        "trains": next(
+            (kind for kind in ("LLaVAModel", "InternVL_V1_5", "RewardModel", "ORPO") if kind in parts), None
+        ),
+    }
+    if lora is not None:
+        found |= {"adapter": "lora", "lora_r": lora.get("r"), "lora_target_modules": lora.get("target_modules")}
+        found |= {name: quantised.get(name) for name in ("load_in_4bit", "load_in_8bit")}
+    return found
 
 
 def _factory(rest: dict[str, object], document: Document) -> Document:

@@ -44,9 +44,11 @@ MODEL_SWITCHES = (
 )  # fmt: skip
 SHARED = {"--bf16", "--fp16", "--optimizer", "--sequence-parallel"}  # with programs of other kinds
 SWIFT = re.compile(r"(?m)^[^#\n]*\bmegatron (sft|pt|rlhf)\b")  # Megatron-SWIFT (4.x), which means other things unsaid
+IN_WORD = "\ue000"  # stands for a `#` inside of a word
+GRANULARITY = "--recompute-granularity"
 SWIFT_NAMES = {"--max-length": "--seq-length", "--num-train-epochs": "--train-iters"}
 SWIFT_DEFAULTS: Mapping[str, list[str]] = {
-    "--bf16": [], "--recompute-granularity": ["selective"], "--use-distributed-optimizer": [],
+    "--bf16": [], GRANULARITY: ["selective"], "--use-distributed-optimizer": [],
     "--global-batch-size": ["16"],
 }  # fmt: skip
 TOKENS_MOST = 100_000
@@ -82,10 +84,11 @@ def read(text: str, n_gpus: int, where: str) -> Native:
 def shell_words(text: str, where: str) -> list[str]:
     """The words of a script or a list of arguments, its variables in place. Raises InputFileError."""
     text = text.replace("\\\n", " ").replace("\\\r\n", " ")
+    text = re.sub(r"(?<=\S)#", IN_WORD, text)  # a comment begins a word: `data.jsonl#1000` holds none, as shlex thinks
     try:
         lexer = shlex.shlex(text, posix=True)
         lexer.whitespace_split, lexer.commenters = True, "#"
-        raw = list(lexer)
+        raw = [word.replace(IN_WORD, "#") for word in lexer]
     except ValueError as error:
         raise InputFileError(where, f"cannot be read as shell text ({error})", "check its quotes") from None
     values: dict[str, str] = {}
@@ -299,7 +302,7 @@ def _shards(found: Arguments, ranks: int) -> dict[str, object]:
 
 
 def _recompute(found: Arguments) -> str:
-    kind = found.word("--recompute-granularity")
+    kind = found.word(GRANULARITY)
     method, layers = found.word("--recompute-method"), found.number("--recompute-num-layers")
     modules = found.words("--recompute-modules")
     if found.on("--recompute-activations") and kind is None:

@@ -22,7 +22,7 @@ from windtunnel.questions.asked.plan import OpenPlan, open_plan
 from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan, trainer, trainer_writing
 from windtunnel.studies.training.launch.dialects import OWN
 from windtunnel.studies.training.launch.found import Native, _leaves
-from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
+from windtunnel.studies.training.launch.megatron_reading import GRANULARITY, SWIFT, Arguments, shell_words
 from windtunnel.studies.training.launch.native import PLAN, read_native
 
 ANCHORS = (
@@ -74,7 +74,10 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         written = [megatron.write(plan, dp) for plan, dp in sides]
         if set(written[1][1]) - set(written[0][1]):
             return ""
-        return _arguments(text, *(_options(text_of) for text_of, _ in written))
+        options = [_options(text_of) for text_of, _ in written]
+        if SWIFT.search(text):  # recomputes selectively unless told
+            options = [{GRANULARITY: ["none"]} | each for each in options]
+        return _arguments(text, *options)
     if set(written[1][1]) - set(written[0][1]):  # what is changed has no key
         return ""
     old, new = (_document(text_of, kind) for text_of, _ in written)
@@ -158,8 +161,9 @@ def _of_trainer(
             text = _yaml(text, name, value, own)
         return text
     if kind == ".py":
+        write = _assigned if dialect else _python
         for name, value in changed.items():
-            text = _python(text, name, value)
+            text = write(text, name, value)
         return text
     given, wanted = (
         {f"--{name}": [_argument(side[name])] for name in changed if side.get(name) is not None} for side in (old, new)
@@ -329,6 +333,14 @@ def _yaml(text: str, name: str, value: object, own: Mapping[str, object]) -> str
     if outer is None:
         return f"{text.rstrip()}\n{parent}:\n  {key}: {spelled}\n"
     return f"{text[: outer.start(1)]}{outer[1]}{key}: {spelled}\n{text[outer.start(1) :]}"
+
+
+def _assigned(text: str, name: str, value: object) -> str:
+    """A constant that a configuration assigns once. Raises UserError where it does not."""
+    found = list(re.finditer(rf"(?m)^{re.escape(name)}[ \t]*=[ \t]*(\w+)[ \t]*(?=#|$)", text))
+    if len(found) != 1 or value is None:
+        raise UserError(f"{name} has no place in this script")
+    return text[: found[0].start(1)] + repr(value) + text[found[0].end(1) :]
 
 
 def _python(text: str, name: str, value: object) -> str:

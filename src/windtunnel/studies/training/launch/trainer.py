@@ -100,6 +100,8 @@ def dialect(path: str | Path) -> str:
     """Whose names a file has where they are not the Trainer's; empty where they are."""
     if Path(path).suffix.lower() in (".yaml", ".yml"):
         return dialects.dialect_of(read_mapping(path, GIVE))
+    if Path(path).suffix.lower() == ".py":
+        return dialects.XTUNED if "accumulative_counts" in read_text(path, GIVE) else ""
     return dialects.LINE if dialects.SWIFT.search(read_text(path, GIVE)) else ""
 
 
@@ -303,6 +305,9 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
             value = _constant(node.value, values)
             if value is not None:
                 values[node.targets[0].id] = value
+    if values.keys() >= dialects.XTUNER:
+        yield from dialects.of_xtuner(values, dict(_parts(tree, values))).items()
+        return
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -327,6 +332,16 @@ def _called(call: ast.Call) -> str:
     return of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
 
 
+def _parts(tree: ast.Module, values: Settings) -> Iterator[tuple[str, Settings]]:
+    """What `dict(type=...)` says, by the name of the type, or of what names it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) == "dict":
+            kind = next((keyword.value for keyword in node.keywords if keyword.arg == "type"), None)
+            if isinstance(kind, ast.Name):
+                said = {keyword.arg: _constant(keyword.value, values) for keyword in node.keywords if keyword.arg}
+                yield kind.id, said
+
+
 def says_how(call: ast.Call) -> bool:
     """Whether a call makes the arguments of a Trainer."""
     return _called(call).endswith(("TrainingArguments", "SFTConfig", "DPOConfig"))
@@ -344,5 +359,6 @@ def _constant(node: ast.expr, values: Settings) -> object:
         return [_constant(elt, values) for elt in node.elts]
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        return {_constant(key, values): _constant(value, values) for key, value in pairs if key is not None}
+        said = [(_constant(key, values), _constant(value, values)) for key, value in pairs if key is not None]
+        return {key: value for key, value in said if isinstance(key, str | int | float)}
     return None

@@ -179,6 +179,24 @@ SWIFT = """CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B-Instruct --d
 MEGATRON_SWIFT = """megatron sft --model Qwen/Qwen3-32B --tensor_model_parallel_size 8 --packing true \\
   --sequence_parallel true --micro_batch_size 1 --global_batch_size 16 --max_length 8192
 """
+XTUNER = """import torch
+from torch.optim import AdamW
+pretrained_model_name_or_path = 'meta-llama/Llama-2-7b-hf'
+max_length = 2048
+sequence_parallel_size = 2
+batch_size = 1  # per_device
+accumulative_counts = 16
+accumulative_counts *= sequence_parallel_size
+max_epochs = 3
+model = dict(
+    type=SupervisedFinetune,
+    llm=dict(
+        type=AutoModelForCausalLM.from_pretrained,
+        pretrained_model_name_or_path=pretrained_model_name_or_path,
+        quantization_config=dict(type=BitsAndBytesConfig, load_in_4bit=True, load_in_8bit=False)),
+    lora=dict(type=LoraConfig, r=64, lora_alpha=16))
+optim_wrapper = dict(type=AmpOptimWrapper, accumulative_counts=accumulative_counts, dtype='float16')
+"""
 OTHERS: list[tuple[str, str, object, dict[str, Any], tuple[str, ...]]] = [
     ("v1.yaml", FACTORY_V1, "qwen3-4b", {
         "framework": "fsdp", "zero_stage": 3, "micro_batch": 2, "global_batch": 128, "seq_len": 2048, "lora_rank": 16,
@@ -204,6 +222,10 @@ OTHERS: list[tuple[str, str, object, dict[str, Any], tuple[str, ...]]] = [
         "framework": "megatron", "tp": 8, "zero_stage": 1, "global_batch": 16, "seq_len": 8192,
         "sequence_parallel": True, "recompute": "selective:core_attention", "precision": "bf16",
     }, ("--packing",)),
+    ("xtuner.py", XTUNER, "llama-2-7b", {
+        "framework": "fsdp", "zero_stage": 0, "micro_batch": 1, "cp": 2, "cp_kind": "ulysses", "global_batch": 1024,
+        "seq_len": 2048, "lora_rank": 64, "frozen_dtype": "nf4", "recompute": "full", "precision": "fp16",
+    }, ()),
 ]  # fmt: skip
 
 
@@ -240,3 +262,31 @@ def test_a_patch_says_the_file_s_own_names(tmp_path: Path) -> None:
     again = read_again(str(path), text, 64).fields
     assert (again["recompute"], again["micro_batch"], again["global_batch"]) == ("none", 4, 512)
     assert patch(str(path), (fields, 64), ({**fields, "tp": 2}, 32), 64, "") == ""
+
+
+def test_a_patch_of_a_configuration_changes_its_constants(tmp_path: Path) -> None:
+    path = tmp_path / "xtuner.py"
+    path.write_text(XTUNER.replace("sequence_parallel_size = 2", "sequence_parallel_size = 1"))
+    fields = read_native(path, 64).fields
+    text = patch(str(path), (fields, 64), ({**fields, "micro_batch": 4}, 64), 64, "")
+    assert "batch_size = 4  # per_device\naccumulative_counts = 4\n" in text
+    assert read_again(str(path), text, 64).fields == {**fields, "micro_batch": 4}
+    assert patch(str(path), (fields, 64), ({**fields, "recompute": "none"}, 64), 64, "") == ""
+
+
+def test_swift_s_megatron_recomputes_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    """Without the option it recomputes selectively: leaving it out is no way to recompute nothing."""
+    path = tmp_path / "swift.sh"
+    path.write_text(MEGATRON_SWIFT.replace("--packing", "--recompute_granularity full --packing"))
+    fields = read_native(path, 64).fields
+    text = patch(str(path), (fields, 8), ({**fields, "recompute": "none"}, 8), 64, "")
+    assert "--recompute_granularity none" in text
+    assert read_again(str(path), text, 64).fields["recompute"] == "none"
+
+
+def test_a_hash_inside_a_word_begins_no_comment(tmp_path: Path) -> None:
+    """All options behind `data.jsonl#1000` were lost, and defaults read in their place."""
+    path = tmp_path / "swift.sh"
+    path.write_text(SWIFT.replace("alpaca", "alpaca.jsonl#1000").rstrip() + " # --max_length 9\n")
+    fields = read_native(path, 64).fields
+    assert (fields["micro_batch"], fields["global_batch"], fields["seq_len"]) == (1, 1024, 2048)
