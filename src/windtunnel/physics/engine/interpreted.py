@@ -6,12 +6,12 @@ anew, and on to the next instant at which an op of a class starts or ends. The i
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.physics.engine.events import EventQueue
 from windtunnel.physics.graph.program import Graph
 
 MALFORMED = -1  # an index points outside its array, a duration is negative
@@ -65,22 +65,21 @@ class Interpreted:
         self._count = [[0] * len(self._factor) for _ in range(graph.n_programs)]  # ops that run, by class
         self._dirty: set[int] = set()  # programs where what runs has changed
         self._touched: set[int] = set()  # rendezvous of which a member started, ended or changed its rate
-        self._events: list[tuple[int, int]] = []  # instant, stream
+        self._events: EventQueue[int] = EventQueue()  # streams
 
     def run(self) -> int:
         """Replay all; returns the number of ops that ran."""
         self._go_on([op for op, missing in enumerate(self._missing) if not missing])
         while True:
             self._set_rates()
-            while self._events and self._events[0][0] != self._key[self._events[0][1]]:
-                heapq.heappop(self._events)
-            if not self._events:
+            instant = self._events.next_ns()
+            if instant is None:
                 return sum(time >= 0 for time in self.end)
-            self.now = self._events[0][0]
+            self.now = instant
             ended: list[int] = []
-            while self._events and self._events[0][0] == self.now:
-                _, stream = heapq.heappop(self._events)
-                if self._key[stream] != self.now:
+            while self._events.next_ns() == instant:
+                _, stream, _ = self._events.pop()
+                if self._key[stream] != instant:  # its rate has changed since
                     continue
                 op, program = self._active[stream], self._rank[stream]
                 self._dirty.add(program)
@@ -127,7 +126,7 @@ class Interpreted:
                     if time <= self.now:
                         self._begin(stream, member)
                     else:
-                        heapq.heappush(self._events, (time, stream))
+                        self._events.push(time, stream)
                     self._dirty.add(self._rank[stream])
                 else:
                     self.end[member] = time + self._duration[member]
@@ -139,7 +138,7 @@ class Interpreted:
         self._work[stream], self._since[stream] = self._duration[op], self.now
         self._key[stream] = self.now + self._duration[op]
         self._count[self._rank[stream]][self._class[op]] += 1
-        heapq.heappush(self._events, (self._key[stream], stream))
+        self._events.push(self._key[stream], stream)
 
     def _set_rates(self) -> None:
         """New rates where the set of running ops has changed; a rendezvous goes at the lowest of its members'."""
@@ -173,4 +172,4 @@ class Interpreted:
         self._work[stream] = max(0.0, self._work[stream] - done)
         self._since[stream], self._rate[stream] = self.now, rate
         self._key[stream] = self.now + int(self._work[stream] / rate + 0.5)
-        heapq.heappush(self._events, (self._key[stream], stream))
+        self._events.push(self._key[stream], stream)

@@ -43,7 +43,7 @@ class Board:
         self.wake_ns: int | None = None
         self.whole_gpus = self.capacity
         self.memory: Any = None  # of its policy
-        self.order: Any = None  # of running jobs, as its policy keeps it; None: to be made anew
+        self.order: object = None  # of running jobs, as its policy keeps it; None: to be made anew
         self.given: list[tuple[Running, Placement]] = []  # by jobs that ended or stopped, for a policy that clears it
         self.touched: set[int] = set()  # nodes whose free GPUs changed, for a policy that clears it
 

@@ -16,11 +16,11 @@ from windtunnel.physics.engine.compiled.kernels import (
     _I64,
     I32,
     I64,
-    MALFORMED,
     _group_sizes,
     _is_malformed,
     _queues,
 )
+from windtunnel.physics.engine.interpreted import MALFORMED
 
 
 @njit(int64(_I32, int64, _I64, _I32, _I32, _I64, int64[::1], int64[::1]), cache=True, nogil=True, error_model="numpy")

@@ -28,7 +28,6 @@ from windtunnel.physics.engine.compiled.kernels import (
     _I32,
     _I64,
     _U8,
-    MALFORMED,
     NEVER,
     _group_sizes,
     _inner,
@@ -43,6 +42,7 @@ from windtunnel.physics.engine.compiled.kernels import (
     ints,
     longs,
 )
+from windtunnel.physics.engine.interpreted import MALFORMED
 
 GRAIN = 2.0**-40  # of speeds: what the order of sums changes in their last digits must not move an end
 

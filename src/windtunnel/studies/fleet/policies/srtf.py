@@ -11,9 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import merge
 
-from windtunnel.studies.fleet.board import Board, Lines, Move, pass_on, whatever_fits
+from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank, pass_on, whatever_fits
 from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -30,10 +29,10 @@ class Srtf(Lines):
         """Jobs need `remaining_s`."""
         if not board.waiting:
             return
-        if board.order is None:
-            board.order = Order(list(board.running.values()))
+        order = board.order
+        if not isinstance(order, Order):
+            order = board.order = Order(list(board.running.values()))
             board.given.clear()
-        order: Order = board.order
         order.follow(board)
         running, behind = order.from_the_last(self, board.moment.ns), Behind()
         start, free = [], board.free_gpus
@@ -109,11 +108,16 @@ class Order:
 
     def from_the_last(self, policy: Srtf, now_ns: int) -> Iterator[Running]:
         """Jobs by falling rank, each with its rank."""
-        still = sorted(((policy.rank(job), job) for job in self.still), key=lambda pair: pair[0], reverse=True)
-        moving = (((key[0] - now_ns, *key[1:]), self.jobs[key[2]][1]) for key in reversed(self.ends))
-        for rank, job in merge(still, moving, key=lambda pair: pair[0], reverse=True):
-            job.rank = rank
+        for job in self.still:
+            job.rank = policy.rank(job)
+        still = sorted(self.still, key=by_rank)
+        for end_ns, submit_ns, index in reversed(self.ends):
+            job = self.jobs[index][1]
+            job.rank = (end_ns - now_ns, submit_ns, index)
+            while still and still[-1].rank > job.rank:
+                yield still.pop()
             yield job
+        yield from reversed(still)
 
 
 POLICY = Traits(
