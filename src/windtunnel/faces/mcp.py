@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import windtunnel
 from windtunnel.errors import SpecError, UserError
@@ -35,24 +35,23 @@ def descriptions() -> list[dict[str, object]]:
         takes["properties"].pop("question")
         takes["$defs"] = {part: _in_a_word(inner) for part, inner in takes.get("$defs", {}).items()}
         shown = _plain_schema(takes)
+        assert isinstance(shown, dict)
         shown["$defs"] = _in_use(shown)
         found.append({"name": name, "description": QUESTIONS[verb].text, "inputSchema": shown})
     return found
 
 
-def _in_a_word(part: dict[str, Any]) -> dict[str, Any]:
+def _in_a_word(part: Mapping[str, object]) -> Mapping[str, object]:
     """The schema of a part; of one that a word can say, the names of its fields alone: `read` checks what they hold."""
-    if part.get("anyOf", [{}])[0].get("type") != ["string", "number"]:
+    kinds = part.get("anyOf")
+    if not isinstance(kinds, list) or kinds[0].get("type") != ["string", "number"]:
         return part
-    whole = part["anyOf"][1]
-    fields = ", ".join(whole["properties"])
-    return {
-        "type": ["string", "number", "object"],
-        "description": f"{whole.get('description', '')} Fields: {fields}.".strip(),
-    }
+    whole = kinds[1]
+    said = f"{whole.get('description', '')} Fields: {', '.join(whole['properties'])}."
+    return {"type": ["string", "number", "object"], "description": said.strip()}
 
 
-def _plain_schema(schema: Any, *, names: bool = False) -> Any:
+def _plain_schema(schema: object, *, names: bool = False) -> object:
     """A schema without titles, and without the null that a field has which is left out. `names`: its keys are names."""
     if isinstance(schema, list):
         return [_plain_schema(inner) for inner in schema]
@@ -60,7 +59,7 @@ def _plain_schema(schema: Any, *, names: bool = False) -> Any:
         return schema
     if names:
         return {name: _plain_schema(inner) for name, inner in schema.items()}
-    shown: dict[str, Any] = {}
+    shown: dict[str, object] = {}
     for key, value in schema.items():
         if key == "title" or (key == "default" and value is None):
             continue
@@ -68,15 +67,17 @@ def _plain_schema(schema: Any, *, names: bool = False) -> Any:
             shown[key] = _plain_schema(value, names=key in ("properties", "$defs"))
             continue
         kinds = [_plain_schema(kind) for kind in value if kind != {"type": "null"}]
-        shown |= {key: kinds} if len(kinds) > 1 else kinds[0]
+        alone = kinds[0] if len(kinds) == 1 else None
+        shown |= alone if isinstance(alone, dict) else {key: kinds}
     return shown
 
 
-def _in_use(schema: dict[str, Any]) -> dict[str, Any]:
+def _in_use(schema: Mapping[str, object]) -> dict[str, object]:
     """The definitions that a schema leads to."""
-    parts = schema.pop("$defs", {})
-    reached: dict[str, Any] = {}
-    waiting = [json.dumps(schema)]
+    parts = schema["$defs"]
+    assert isinstance(parts, dict)
+    reached: dict[str, object] = {}
+    waiting = [json.dumps({name: value for name, value in schema.items() if name != "$defs"})]
     while waiting:
         for name in re.findall(r'"#/\$defs/(\w+)"', waiting.pop()):
             if name not in reached:
