@@ -95,8 +95,8 @@ def test_tensors_that_are_reduced_in_the_order_of_a_set_are_told(
         found = capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"]
     except FindingsError as error:
         found = error.document["findings"]
-    assert [(one["kind"], one["effect"], one["line"]) for one in found] == (  # type: ignore[attr-defined,union-attr]
+    assert [(one["kind"], one["effect"], one["line"]) for one in found] == (  # type: ignore[attr-defined]
         [("set-order", effect, "train.py:10")] if effect else []
     )
-    assert all("train.py:11" in one["text"] for one in found)  # type: ignore[attr-defined,union-attr]
+    assert all("train.py:11" in one["text"] for one in found)  # type: ignore[attr-defined]
     assert os.environ.get("PYTHONHASHSEED") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,6 +16,8 @@ from windtunnel.studies.programs.program import Op, RankProgram
 
 class Loop:
     """Conditions that say so many steps."""
+
+    lengths: ClassVar[dict[tuple[str, int, str], int]] = {}
 
     def __init__(self, period: int) -> None:
         self._period = period
