@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,14 @@ def number_of(text: str) -> float:
         return float(text) if text.isascii() and "_" not in text else np.nan
     except ValueError:
         return np.nan
+
+
+def plain_number(text: str, tokens: bool = False) -> str:
+    """A number without the commas of its thousands (`1,024`); of a column that counts tokens, `8k` is 8192."""
+    word = text.strip().lower()
+    if tokens and (thousands := re.fullmatch(r"(\d+)k", word)):
+        return str(1024 * int(thousands[1]))
+    return word.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", word) else text
 
 
 def short(text: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.files.table import number_of, short
+from windtunnel.files.table import number_of, plain_number, short
 from windtunnel.files.table import read_table as read_table_of
 
 SWITCHES = (
@@ -256,9 +256,7 @@ def _plain_number(name: str, text: str) -> str:
         return WORDS[name][word]
     if name == "zero_stage" and (stage := re.fullmatch(r"(?:zero|stage)[ _-]?(\d)", word)):
         return stage[1]
-    if name == "seq_len" and (thousands := re.fullmatch(r"(\d+)k", word)):
-        return str(1024 * int(thousands[1]))
-    return text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", word) else text
+    return plain_number(text, tokens=name == "seq_len")
 
 
 def _number(path: str | Path, line: int, name: str, text: str, least: int, whole: bool) -> int | float | None:

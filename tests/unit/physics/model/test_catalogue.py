@@ -104,7 +104,7 @@ PUBLISHED = {
     "falcon-40b": 41_303_293_952,
     "deepseek-coder-33b": 33_342_991_360,
     "aya-23-8b": 8_028_033_024,
-    "falcon-180b": 179_522_565_120,
+    "falcon-180b": 178_557_088_768,
     "internlm2-20b": 19_861_149_696,
     "sd3.5-large": 8_056_627_520,  # diffusers' class with this config; text encoders and the image's decoder apart
     "flux.1-dev": 11_901_408_320,

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import UserError
+from windtunnel.errors import InputFileError, UserError
 from windtunnel.evidence.accuracy.serving.mlperf import LIMITS, at_its_rate, laid_out, means_of, mlperf_workload
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.predict import predicted
-from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of, weights_of
+from windtunnel.evidence.accuracy.serving.rows import (
+    ServingRow,
+    deployment_of,
+    engine_named,
+    gpu_of,
+    read_rows,
+    weights_of,
+)
 from windtunnel.evidence.accuracy.serving.spelling import as_spelled
 from windtunnel.studies.serving.build import engine_of
 from windtunnel.studies.serving.run import serve_with
@@ -29,6 +38,11 @@ ROW = {
     "concurrency": "4",
     "tp": "1",
 }
+
+
+def _table(path: Path, row: Mapping[str, str]) -> Path:
+    path.write_text(",".join(row) + "\n" + ",".join(f'"{cell}"' for cell in row.values()) + "\n", encoding="utf-8")
+    return path
 
 
 def _read(**fields: str) -> ServingRow:
@@ -122,6 +136,28 @@ def test_missing_lengths_and_answers_of_one_token_are_answered() -> None:
     assert alone.ttft_s > 0
     assert math.isnan(alone.tpot_s)
     assert alone.output_tokens_per_s == pytest.approx(4 / alone.ttft_s)
+
+
+@pytest.mark.parametrize(
+    ("column", "word", "value"),
+    [
+        ("isl", "1,024", 1024),
+        ("isl", "8k", 8192),
+        ("osl", "1K", 1024),
+        ("concurrency", "1,000", 1000),
+        ("d_output_tokens_per_s", "12,345.5", 12345.5),
+    ],
+)
+def test_numbers(column: str, word: str, value: float, tmp_path: Path) -> None:
+    assert _read(**{column: word}).number(column) == value
+    table = _table(tmp_path / "t.csv", {**ROW, column: word})
+    assert [row.number(column) for row in read_rows([table])] == [value]
+
+
+@pytest.mark.parametrize(("column", "word"), [("concurrency", "8k"), ("isl", "1,02"), ("isl", "k"), ("osl", "ten")])
+def test_what_is_no_number_is_refused(column: str, word: str, tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match=f"line 2: {column} = '{word}'"):
+        read_rows([_table(tmp_path / "t.csv", {**ROW, column: word})])
 
 
 def test_sizes_of_experts_that_a_dense_model_has_not_are_left_out() -> None:

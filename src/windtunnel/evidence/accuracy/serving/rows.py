@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.evidence.accuracy.serving.spelling import as_spelled
+from windtunnel.evidence.accuracy.serving.spelling import NUMBERS, as_spelled
 from windtunnel.files.table import read_table
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
@@ -27,7 +27,6 @@ from windtunnel.studies.serving.engines.profile import release_on
 NEEDED = ("id", "model", "gpu", "engine", "isl", "osl", "concurrency")
 DAY = re.compile(r"(?:nightly-?)?(20\d\d)-?(\d\d)-?(\d\d)$")
 FORM = re.compile(r"-(sxm\d?|pcie|oam|\d+gb|nvl\d*|hbm\d\w?|blackwell)$")  # of a GPU's name: what is no other GPU
-NUMBERS = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s")
 QUANTISED = {
     "fp8": "fp8",
     "fp8_static": "fp8",

@@ -1,4 +1,4 @@
-"""The words of a table as other tables write them: engines, releases, formats, drafting, modes, GPUs.
+"""The words of a table as other tables write them: engines, releases, formats, drafting, modes, GPUs, numbers.
 
 A word that is known stays what it is. What none of the rules reads stays too, and is refused where it is needed.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from windtunnel.files.table import plain_number
 from windtunnel.studies.serving.engines.names import engine_in
 
 ENGINES = re.compile(r"llm-?d")  # llm-d starts vLLM
@@ -48,6 +49,8 @@ MODELS = {
     "llama3.1-405b": "meta-llama/Llama-3.1-405B-Instruct",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
 }
+NUMBERS = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s")
+LENGTHS = ("isl", "osl")  # in tokens
 FORMAT_COLUMNS = ("precision", "gemm_quant", "moe_quant")
 BITS = re.compile(r"(nvfp4|mxfp4|fp4|fp8|awq|gptq|int4|int8|w4a16|w8a8)")
 
@@ -57,6 +60,7 @@ def as_spelled(fields: Mapping[str, str]) -> dict[str, str]:
     found = {name: value or "" for name, value in fields.items()}
     given = {name: "" if value.strip().lower() == "nan" else value.strip() for name, value in found.items()}
     changed = {name: _format(given[name]) for name in FORMAT_COLUMNS if given.get(name)}
+    changed |= {name: plain_number(given[name], tokens=name in LENGTHS) for name in NUMBERS if given.get(name)}
     name = given.get("model", "")
     changed["model"] = MODELS.get(re.sub(r"-99(\.9)?$", "", name.lower().replace("_", ".")), name)
     if not any(changed.get(format_column) for format_column in FORMAT_COLUMNS):  # a checkpoint's name says its format
