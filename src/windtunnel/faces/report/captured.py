@@ -18,8 +18,10 @@ def captured_document(document: Mapping[str, Any], folder: str, cluster: str | N
     world, classes, facts, grid = int(document["world_size"]), document["classes"], document["facts"], document["grid"]
     sizes = " x ".join(f"{name} {size}" for name, size in zip(grid["names"], grid["sizes"], strict=True))
     notes = [str(text) for text in document["notes"]]
-    views: list[View] = [Headline(_verdict(document, world)), _classes(classes)]
+    findings = [f"{finding['effect']}: {finding['text']}" for finding in document.get("findings", ())]
+    views: list[View] = [Headline(_verdict(document, world)), Notes("What may go wrong in the real job", findings)]
     views += [
+        _classes(classes),
         Notes("Compared, and fit", [str(document["compared"])] if document.get("compared") else []),
         Table("Communication", CALLS, [*_calls(classes, "collectives"), *_calls(classes, "control", HOST)]),
         Notes("Answered where Python read a tensor", _answers(document["answers"])),

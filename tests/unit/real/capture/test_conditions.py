@@ -154,6 +154,31 @@ def test_a_clock_that_decides_by_itself(tmp_path: Path) -> None:
     assert clocks_that_decide([str(agreed)]) == []
 
 
+HELPER = "def agree(late):\n    flag = torch.tensor(late)\n    dist.all_reduce(flag)\n    return flag.item()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_agreed"),
+    [
+        (
+            "if rank == 0 and time.time() > end:\n    flag.fill_(1)\ndist.broadcast(flag, 0)\nif flag.item(): stop()\n",
+            True,
+        ),
+        ("if time.time() > end:\n    stop = [True]\ndist.broadcast_object_list(stop)\nif stop[0]: end()\n", True),
+        ("if agree(time.time() > end): stop()\n", True),  # in another file
+        ("if time.time() > end:\n    flag.fill_(1)\nif flag.item(): stop()\n", False),
+        ("if time.time() > end:\n    x = f()\n    dist.all_reduce(x)\n", False),
+        ("while time.time() < end:\n    x = f()\n    dist.all_reduce(x)\n", False),
+    ],
+)
+def test_a_clock_whose_verdict_is_exchanged_decides_for_all(source: str, is_agreed: bool, tmp_path: Path) -> None:
+    path, helper = tmp_path / "train.py", tmp_path / "helper.py"
+    path.write_text(source)
+    helper.write_text(HELPER)
+    places = [] if is_agreed else [(str(path), 1)]
+    assert clocks_that_decide([str(path), str(helper)]) == places
+
+
 class Held:
     """Stands for a tensor."""
 

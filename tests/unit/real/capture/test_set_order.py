@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.faces.report.captured import captured_document
 from windtunnel.real.capture.processes.set_order import orders_taken
 
 
@@ -56,6 +57,21 @@ def test_what_has_one_order_is_not(line: str, tmp_path: Path) -> None:
     assert orders_taken({str(path): "train.py"}) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("names = list(set(p)) if r == 0 else empty\ndist.broadcast_object_list(names)\n", []),
+        ("seed = [hash('run') % 3]\ndist.broadcast_object_list(seed)\nfor _ in range(seed[0]): g()\n", []),
+        ("for n in set(p):\n    dist.broadcast(p[n], 0)\n", [1]),
+        ("xs = list(set(p))\nx = torch.cat(xs)\ndist.all_reduce(x)\n", [1]),  # exchanged, and mixed
+    ],
+)
+def test_an_order_that_is_broadcast_is_that_of_all(source: str, lines: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    assert orders_taken({str(path): "train.py"}) == [("train.py", line) for line in lines]
+
+
 SCRIPT = """
 import torch, torch.nn as nn, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -92,7 +108,10 @@ def test_tensors_that_are_reduced_in_the_order_of_a_set_are_told(
     (tmp_path / "train.py").write_text(SCRIPT.replace("SIZE", size).replace("ORDER", order))
     launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
     try:
-        found = capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"]
+        document = capture_job(launch, Options(device="cpu"), tmp_path / "out")
+        found = document["findings"]
+        lines = [line for view in captured_document(document, "out", None).views for line in getattr(view, "lines", ())]
+        assert any(line.startswith("silent corruption: ") for line in lines) == bool(effect)  # printed, too
     except FindingsError as error:
         found = error.document["findings"]
     assert [(one["kind"], one["effect"], one["line"]) for one in found] == (  # type: ignore[attr-defined]

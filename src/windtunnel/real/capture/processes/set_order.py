@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from windtunnel.real.capture.processes.branches import branches_on
+from windtunnel.real.capture.processes.branches import branches_on, unagreed
 from windtunnel.real.capture.processes.conditions import tree_of
 
 SEEDED = 0  # in place of a line
@@ -36,8 +36,9 @@ def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
     """Lines of files (path -> short name) that take such a thing: (short name, line)."""
     drawn = {path: _drawn_at(path) for path in paths}
     seeded = any(line == SEEDED for lines in drawn.values() for line in lines)
-    places = {path: {*_lines_of(path), *(() if seeded else drawn[path])} for path in paths}
-    return [(name, line) for path, name in paths.items() for line in sorted(places[path])]
+    lines = {path: {*_lines_of(path), *(() if seeded else drawn[path])} for path in paths}
+    places = [(path, line) for path in paths for line in sorted(lines[path])]
+    return [(paths[path], line) for path, line in unagreed(list(paths), places)]
 
 
 def _drawn_at(path: str) -> list[int]:
