@@ -30,6 +30,26 @@ def test_a_kernel_that_products_bind_here_alone_takes_what_they_add() -> None:
     assert beside_sibling(gpu, read_s * gpu.memory_bandwidth_bytes_per_s, 2e-3) == pytest.approx(2e-3 / there_s)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["rtx-5090", "rtx-5080", "rtx-pro-5000", "gb10"])
+def test_products_are_scaled_by_the_ratio_of_the_peaks_in_their_format(name: str, dtype: str) -> None:
+    gpu, sibling = get_gpu(name), get_gpu("rtx-pro-6000")
+    slower = sibling.peak_flops(dtype) / gpu.peak_flops(dtype)
+    assert beside_sibling(gpu, 0.0, 1e-3, dtype) == pytest.approx(slower, rel=5e-3)
+    borrowed, own = (_kernels(one) for one in (name, "rtx-pro-6000"))
+    if dtype != "bf16":  # quantised products of serving have tables of their own
+        ratio = borrowed.gemm_s(8192, 8192, 8192, dtype) / own.gemm_s(8192, 8192, 8192, dtype)
+        assert ratio == pytest.approx(slower, rel=0.01)
+    if dtype == "nvfp4":
+        trained = [one.dense.gemm(8192, 8192, 8192, dtype).seconds for one in (borrowed, own)]
+        assert trained[0] / trained[1] == pytest.approx(slower, rel=0.01)
+
+
+def test_what_power_leaves_of_the_rate_holds_in_every_format() -> None:
+    gpu = get_gpu("h100-sxm-96gb-hbm2e-500w")  # the peaks of its sibling, 0.894 of them sustained
+    assert beside_sibling(gpu, 0.0, 1e-3, "fp8") == pytest.approx(1 / 0.894)
+
+
 def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
     assert beside_sibling(get_gpu("h100-sxm"), 1e9, 1e-3) == 1.0
 

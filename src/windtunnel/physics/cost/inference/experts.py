@@ -134,9 +134,10 @@ def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
     line, gpu = _experts_in_tables(engine, layer), engine.gpu
     if line is None or gpu.kernel_scale == AS_MEASURED:
         return line
-    rate = gpu.peak_flops(_multiplied(gpu, layer.dtype))
+    multiplied = _multiplied(gpu, layer.dtype)
+    rate = gpu.peak_flops(multiplied)
     works = [_work_of(tokens, layer) for tokens in line.nodes]
-    longer = [roofline.beside_sibling(gpu, moved, flops / rate) for moved, flops in works]
+    longer = [roofline.beside_sibling(gpu, moved, flops / rate, multiplied) for moved, flops in works]
     return Curve(line.nodes, tuple(s * more for s, more in zip(line.seconds, longer, strict=True)))
 
 

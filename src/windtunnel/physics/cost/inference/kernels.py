@@ -67,8 +67,9 @@ class InferenceKernels:
             m = max(1.0, m)
             moved = WEIGHT_BYTES[dtype] * n * k + 2.0 * m * (n + k)
             multiplied = GEMM_DTYPE.get(dtype, dtype)
-            rate = self.gpu.peak_flops(multiplied if self.gpu.supports(multiplied) else "bf16")
-            return gemm_s(grid, m, n, k) * roofline.beside_sibling(self.gpu, moved, 2.0 * m * n * k / rate)
+            multiplied = multiplied if self.gpu.supports(multiplied) else "bf16"
+            products_s = 2.0 * m * n * k / self.gpu.peak_flops(multiplied)
+            return gemm_s(grid, m, n, k) * roofline.beside_sibling(self.gpu, moved, products_s, multiplied)
         multiplied = self._multiplied(dtype)
         seconds = self.dense.gemm(max(1.0, m), n, k, multiplied).seconds
         ratio = WEIGHT_BYTES[dtype] / WEIGHT_BYTES[multiplied]
