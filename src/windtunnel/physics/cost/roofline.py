@@ -134,6 +134,12 @@ def beside_sibling(gpu: Gpu, bytes_total: float, products_s: float, dtype: str =
     return max(read_s, products_s) / there_s if there_s else 1.0
 
 
+def borrowed_s(gpu: Gpu, seconds: float, bytes_total: float, products_s: float, dtype: str = "bf16") -> float:
+    """A kernel that took `seconds` on the sibling: what is beyond a launch takes `beside_sibling` times as long."""
+    launch = min(seconds, launch_floor_s())
+    return launch + (seconds - launch) * beside_sibling(gpu, bytes_total, products_s, dtype)
+
+
 def memory_bound(gpu: Gpu, bytes_total: float) -> Price:
     """A kernel that only moves `bytes_total` (read plus written) through HBM."""
     band = memory_efficiency(gpu)[1]

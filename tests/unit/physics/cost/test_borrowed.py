@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.inference.kernels import InferenceKernels
-from windtunnel.physics.cost.roofline import beside_sibling
+from windtunnel.physics.cost.roofline import beside_sibling, borrowed_s, launch_floor_s
 from windtunnel.physics.hardware import get_gpu, parse_cluster
 
 
@@ -50,6 +50,18 @@ def test_what_power_leaves_of_the_rate_holds_in_every_format() -> None:
     assert beside_sibling(gpu, 0.0, 1e-3, "fp8") == pytest.approx(1 / 0.894)
 
 
+def test_a_launch_is_not_stretched_with_the_kernel() -> None:
+    gpu, launch = get_gpu("gb10"), launch_floor_s()  # memory 0.171 of the RTX PRO 6000
+    assert borrowed_s(gpu, launch, 1e9, 0.0) == launch
+    assert borrowed_s(gpu, launch + 1e-6, 1e9, 0.0) == pytest.approx(launch + 1e-6 / 0.171)
+    borrowed, own = _kernels("gb10"), _kernels("rtx-pro-6000")
+    here, there = (one.gemm_s(1, 128, 2048, "fp8") for one in (borrowed, own))
+    assert here - launch == pytest.approx((there - launch) / 0.171)
+    experts = (4096, 14336, 2, 8, 1, 1, "fp8")
+    here, there = (one.experts(*experts).at(1) for one in (borrowed, own))
+    assert here - launch == pytest.approx((there - launch) / 0.171)
+
+
 def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
     assert beside_sibling(get_gpu("h100-sxm"), 1e9, 1e-3) == 1.0
 
@@ -58,7 +70,8 @@ def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
 @pytest.mark.parametrize("tokens", [1.0, 64.0, 4096.0])
 def test_quantised_products_take_as_much_longer_as_the_rates_are_less(dtype: str, tokens: float) -> None:
     borrowed, own = _kernels("rtx-pro-4500"), _kernels("rtx-pro-6000")
-    ratio = borrowed.gemm_s(tokens, 4096, 4096, dtype) / own.gemm_s(tokens, 4096, 4096, dtype)
+    here, there = (one.gemm_s(tokens, 4096, 4096, dtype) - launch_floor_s() for one in (borrowed, own))
+    ratio = here / there
     assert 1 / 0.502 <= ratio <= 1 / 0.373
 
 

@@ -136,9 +136,11 @@ def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
         return line
     multiplied = _multiplied(gpu, layer.dtype)
     rate = gpu.peak_flops(multiplied)
-    works = [_work_of(tokens, layer) for tokens in line.nodes]
-    longer = [roofline.beside_sibling(gpu, moved, flops / rate, multiplied) for moved, flops in works]
-    return Curve(line.nodes, tuple(s * more for s, more in zip(line.seconds, longer, strict=True)))
+    seconds = []
+    for tokens, s in zip(line.nodes, line.seconds, strict=True):
+        moved, flops = _work_of(tokens, layer)
+        seconds.append(roofline.borrowed_s(gpu, s, moved, flops / rate, multiplied))
+    return Curve(line.nodes, tuple(seconds))
 
 
 def _experts_in_tables(engine: Engine, layer: Experts) -> Curve | None:
