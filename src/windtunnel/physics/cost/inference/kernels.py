@@ -7,7 +7,8 @@
     all-reduce         the engines' own one-shot and two-shot kernels inside a CUDA graph; NCCL's above 8 GPUs
     dense products     `cost.kernels`, as in training
 
-A GPU that borrows the tables of its sibling takes their times at its own rates (`roofline.borrowed_s`).
+A GPU that borrows the tables of its sibling takes their times at its own rates (`roofline.borrowed_s`), but for whole
+modules of sparse attention and hyper-connections (`modules`) and all-reduces, whose times it takes as they are.
 Where a shape was not timed, the nearest one is scaled by bytes moved. Nothing timed is taken to read a cache or
 weights of experts faster than the memory of the GPU gives them: a kernel that is timed over and over finds them on the
 chip, where in a real step other layers have been meanwhile. Tables: aiconfigurator-core 0.12 (Apache-2.0).
