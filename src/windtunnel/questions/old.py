@@ -98,18 +98,18 @@ def _asked(verb: str, words: list[str]) -> Question:
                 raise SpecError("command", word, "nothing takes this word")
             flags[place] = word
             continue
-        text = name if name in names or name == "--set" else f"--{name.removeprefix('--no-')}"
-        if text not in names and text != "--set":
+        option = name if name in names or name == "--set" else f"--{name.removeprefix('--no-')}"
+        if option not in names and option != "--set":
             raise SpecError("command", word, "is no flag of this question")
-        if text == "--set" and text not in names:
+        if option == "--set" and option not in names:
             sets.append(value if equals else rest.pop(0) if rest else "")
             continue
-        flag = names[text]
+        flag = names[option]
         field = flag_fields(kind)[flag][0]
         if field.type is bool:
             if not equals and rest and rest[0] in ("true", "false"):
                 value = rest.pop(0)
-            flags[flag] = text == name and value != "false"
+            flags[flag] = option == name and value != "false"
             continue
         if not equals:
             if not rest:

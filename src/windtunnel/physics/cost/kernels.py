@@ -125,7 +125,8 @@ def _gemm(costs: KernelCosts, m: float, n: float, k: float, dtype: str) -> Price
     if dtype not in _TABLE_OF:  # fp64, fp32, tf32, int8: the bf16 kernel at the ratio of the rates, but never faster
         slower = max(1.0, gpu.peak_flops("bf16") / rate)
         price = price.scaled(slower).widened(-_BORROWED_BAND, _BORROWED_BAND, Source.FITTED)
-    price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype), 2.0 * m * n * k / rate)
+    timed = rate_dtype if dtype in _TABLE_OF else "bf16"
+    price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype), 2.0 * m * n * k / rate, timed)
     return _at_least(price, 2.0 * m * n * k / rate)
 
 
@@ -239,8 +240,10 @@ def _banded(
     return Price(seconds, seconds * math.exp(low), seconds * math.exp(high), source)
 
 
-def _scaled(costs: KernelCosts, price: Price, bytes_total: float, products_s: float) -> Price:
-    """From the measured GPU to the one that borrows its tables; `products_s`: of its matrix units at their peak.
+def _scaled(
+    costs: KernelCosts, price: Price, bytes_total: float, products_s: float, dtype: str = "bf16"
+) -> Price:  # fmt: skip
+    """From the measured GPU to the one that borrows its tables; `products_s`: of its matrix units' peak in `dtype`.
 
     Where they lose far more than the memory does (H20), a kernel keeps its time but for the memory, and is not faster
     than its products at the share of the peak that a large one reaches: on such a GPU nearly every kernel reaches it.
@@ -249,11 +252,13 @@ def _scaled(costs: KernelCosts, price: Price, bytes_total: float, products_s: fl
     if scale.compute == 1.0 and scale.memory == 1.0:
         return price
     source = Source(max(price.source, Source.INTERPOLATED))
-    if scale.compute < 0.5 * scale.memory:
+    compute = roofline.compute_beside_sibling(costs.gpu, dtype)
+    if compute < 0.5 * scale.memory:
         price = price.scaled(1.0 / scale.memory).widened(-0.15, 0.15, source)
         return _at_least(price, products_s / roofline.gemm_efficiency(costs.gpu, "bf16").peak)
-    price = price.scaled(roofline.beside_sibling(costs.gpu, bytes_total, products_s)).widened(-0.05, 0.05, source)
-    if scale.memory < scale.compute:
+    price = price.scaled(roofline.beside_sibling(costs.gpu, bytes_total, products_s, dtype))
+    price = price.widened(-0.05, 0.05, source)
+    if scale.memory < compute:
         efficiency, _ = roofline.memory_efficiency(costs.gpu)
         price = _at_least(price, bytes_total / (costs.gpu.memory_bandwidth_bytes_per_s * efficiency))
     return price

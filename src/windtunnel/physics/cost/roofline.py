@@ -19,6 +19,7 @@ from typing import Any
 
 from windtunnel.physics.cost.calibration import read_calibration
 from windtunnel.physics.cost.price import Price, Source
+from windtunnel.physics.hardware.catalogue import get_gpu
 from windtunnel.physics.hardware.gpu import Gpu
 
 TILE = 128  # rows and columns of an output tile; rows of a query tile
@@ -105,16 +106,38 @@ def attention(
     return _of(gpu, compute_s, bytes_total, float(entry["band"]))
 
 
-def beside_sibling(gpu: Gpu, bytes_total: float, products_s: float) -> float:
+def compute_beside_sibling(gpu: Gpu, dtype: str) -> float:
+    """Rate of the matrix units over those of the sibling whose tables a GPU borrows, in a format.
+
+    `kernel_scale.compute` is that of bf16; consumer cards halve some formats and not others (RTX 5090: bf16 0.42 of an
+    RTX PRO 6000's, nvfp4 0.83).
+    """
+    scale = gpu.kernel_scale.compute
+    if dtype in ("bf16", "fp16") or gpu.kernel_tables is None:
+        return scale
+    sibling = get_gpu(gpu.kernel_tables)
+    if not (gpu.supports(dtype) and sibling.supports(dtype)):
+        return scale
+    here, there = (one.peak_flops(dtype) / one.peak_flops("bf16") for one in (gpu, sibling))
+    return scale * here / there
+
+
+def beside_sibling(gpu: Gpu, bytes_total: float, products_s: float, dtype: str = "bf16") -> float:
     """How many times as long a kernel takes as on the sibling whose tables a GPU borrows, by what binds on each.
 
         max(bytes / bandwidth, products) here / the same there
 
-    `products_s`: of this GPU's matrix units at their peak.
+    `products_s`: of this GPU's matrix units at their peak in `dtype`.
     """
-    read_s, scale = bytes_total / gpu.memory_bandwidth_bytes_per_s, gpu.kernel_scale
-    there_s = max(scale.memory * read_s, scale.compute * products_s)
+    read_s = bytes_total / gpu.memory_bandwidth_bytes_per_s
+    there_s = max(gpu.kernel_scale.memory * read_s, compute_beside_sibling(gpu, dtype) * products_s)
     return max(read_s, products_s) / there_s if there_s else 1.0
+
+
+def borrowed_s(gpu: Gpu, seconds: float, bytes_total: float, products_s: float, dtype: str = "bf16") -> float:
+    """A kernel that took `seconds` on the sibling: what is beyond a launch takes `beside_sibling` times as long."""
+    launch = min(seconds, launch_floor_s())
+    return launch + (seconds - launch) * beside_sibling(gpu, bytes_total, products_s, dtype)
 
 
 def memory_bound(gpu: Gpu, bytes_total: float) -> Price:

@@ -199,15 +199,15 @@ class _Run:
         except FileNotFoundError:
             return 0.0
 
-    def _outcome(self, rank: int, status: int) -> Outcome:
+    def _outcome(self, rank: int, exit_status: int) -> Outcome:
         facts: dict[str, object] = {}
         with suppress(FileNotFoundError, ValueError):
             facts = json.loads((self.folder / f"outcome_{rank}.json").read_text())
         if not facts:
-            return Outcome("died", 1, {}, died(status))
-        text = str(facts.get("status", "ok"))
+            return Outcome("died", 1, {}, died(exit_status))
+        status = str(facts.get("status", "ok"))
         message, place = str(facts.get("message", "")), str(facts.get("place", ""))
-        return Outcome(text, status, facts, message, place, str(facts.get("traceback", "")))
+        return Outcome(status, exit_status, facts, message, place, str(facts.get("traceback", "")))
 
     def _interrupt(self) -> None:
         """Tell the script as a terminal would, and give it time; a second interrupt ends the patience."""

@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.inference.kernels import InferenceKernels
-from windtunnel.physics.cost.roofline import beside_sibling
+from windtunnel.physics.cost.roofline import beside_sibling, borrowed_s, launch_floor_s
 from windtunnel.physics.hardware import get_gpu, parse_cluster
 
 
@@ -30,6 +30,38 @@ def test_a_kernel_that_products_bind_here_alone_takes_what_they_add() -> None:
     assert beside_sibling(gpu, read_s * gpu.memory_bandwidth_bytes_per_s, 2e-3) == pytest.approx(2e-3 / there_s)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["rtx-5090", "rtx-5080", "rtx-pro-5000", "gb10"])
+def test_products_are_scaled_by_the_ratio_of_the_peaks_in_their_format(name: str, dtype: str) -> None:
+    gpu, sibling = get_gpu(name), get_gpu("rtx-pro-6000")
+    slower = sibling.peak_flops(dtype) / gpu.peak_flops(dtype)
+    assert beside_sibling(gpu, 0.0, 1e-3, dtype) == pytest.approx(slower, rel=5e-3)
+    borrowed, own = (_kernels(one) for one in (name, "rtx-pro-6000"))
+    if dtype != "bf16":  # quantised products of serving have tables of their own
+        ratio = borrowed.gemm_s(8192, 8192, 8192, dtype) / own.gemm_s(8192, 8192, 8192, dtype)
+        assert ratio == pytest.approx(slower, rel=0.01)
+    if dtype == "nvfp4":
+        trained = [one.dense.gemm(8192, 8192, 8192, dtype).seconds for one in (borrowed, own)]
+        assert trained[0] / trained[1] == pytest.approx(slower, rel=0.01)
+
+
+def test_what_power_leaves_of_the_rate_holds_in_every_format() -> None:
+    gpu = get_gpu("h100-sxm-96gb-hbm2e-500w")  # the peaks of its sibling, 0.894 of them sustained
+    assert beside_sibling(gpu, 0.0, 1e-3, "fp8") == pytest.approx(1 / 0.894)
+
+
+def test_a_launch_is_not_stretched_with_the_kernel() -> None:
+    gpu, launch = get_gpu("gb10"), launch_floor_s()  # memory 0.171 of the RTX PRO 6000
+    assert borrowed_s(gpu, launch, 1e9, 0.0) == launch
+    assert borrowed_s(gpu, launch + 1e-6, 1e9, 0.0) == pytest.approx(launch + 1e-6 / 0.171)
+    borrowed, own = _kernels("gb10"), _kernels("rtx-pro-6000")
+    here, there = (one.gemm_s(1, 128, 2048, "fp8") for one in (borrowed, own))
+    assert here - launch == pytest.approx((there - launch) / 0.171)
+    experts = (4096, 14336, 2, 8, 1, 1, "fp8")
+    here, there = (one.experts(*experts).at(1) for one in (borrowed, own))
+    assert here - launch == pytest.approx((there - launch) / 0.171)
+
+
 def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
     assert beside_sibling(get_gpu("h100-sxm"), 1e9, 1e-3) == 1.0
 
@@ -38,7 +70,8 @@ def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
 @pytest.mark.parametrize("tokens", [1.0, 64.0, 4096.0])
 def test_quantised_products_take_as_much_longer_as_the_rates_are_less(dtype: str, tokens: float) -> None:
     borrowed, own = _kernels("rtx-pro-4500"), _kernels("rtx-pro-6000")
-    ratio = borrowed.gemm_s(tokens, 4096, 4096, dtype) / own.gemm_s(tokens, 4096, 4096, dtype)
+    here, there = (one.gemm_s(tokens, 4096, 4096, dtype) - launch_floor_s() for one in (borrowed, own))
+    ratio = here / there
     assert 1 / 0.502 <= ratio <= 1 / 0.373
 
 

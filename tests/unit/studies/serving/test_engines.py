@@ -515,12 +515,14 @@ def test_a_factor_on_prompts_beside_a_roofline_holds_where_attention_ranks_share
 def test_experts_behind_buffers_of_one_size_take_the_same_at_every_captured_batch() -> None:
     model, cluster = load_model("deepseek-v3"), parse_cluster("mi355x:8")
     wide = Deployment(engine="sglang-0.5.12", attn_dp=8, moe_tp=1, moe_ep=8, weights="mxfp4", kv="fp8")
-    padded = engine_of(model, cluster, wide)
-    assert padded.profile.experts_padded
-    plain = engine_of(model, cluster, wide, profile=replace(load_engine("sglang-0.5.12"), by_gpu=()))
+    plain = engine_of(model, cluster, wide)
+    assert plain.profile.all_to_all_buffer == 0  # whoever says nothing of MoRI has none
+    mori = replace(load_engine("sglang-0.5.12"), all_to_all_buffer=512)
+    padded = engine_of(model, cluster, wide, profile=mori)
     few, many = (padded.times.decode(n).at(1000 * n) for n in (8, 512))
     assert many / few < 1.2 < plain.times.decode(512).at(512_000) / plain.times.decode(8).at(8_000)
-    # At the largest captured batch both compute as many.
-    full = replace(padded.profile, experts_padded=False)
-    same = engine_of(model, cluster, wide, profile=replace(full, by_gpu=()))
-    assert same.times.decode(4096).at(4_096_000) == padded.times.decode(4096).at(4_096_000)
+    # At the buffer's size both compute as many; beyond a smaller buffer so do both.
+    assert plain.times.decode(4096).at(4_096_000) == padded.times.decode(4096).at(4_096_000)
+    small = engine_of(model, cluster, wide, profile=replace(mori, all_to_all_buffer=160))
+    assert small.times.decode(4096).at(4_096_000) == plain.times.decode(4096).at(4_096_000)
+    assert plain.times.decode(8).at(8_000) < small.times.decode(8).at(8_000) < few

@@ -6,6 +6,7 @@ import pytest
 
 from windtunnel.evidence.accuracy.serving.launches import (
     as_its_recipe,
+    captured_by_pools,
     decode_limit,
     deployed,
     engine_of_row,
@@ -256,3 +257,21 @@ def test_pools_have_the_cache_of_their_recipe_where_the_row_is_silent(gpu: str, 
     row = ServingRow({**fields, "gpu": gpu, "engine": "sglang", "engine_version": release, "mode": "disagg"})
     assert pooled(row, Deployment(engine=f"sglang-{release}", tp=8)).kv == kv
     assert pooled(row, Deployment(engine=f"sglang-{release}", tp=8, kv="bf16")).kv == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "framework", "release", "precision", "tokens"),
+    [
+        ("mi355x", "mori-sglang", "0.5.12", "fp4", 512),
+        ("mi355x", "mori-sglang", "0.5.8", "fp8", 160),
+        ("mi355x", "sglang", "0.5.12", "fp4", 0),
+        ("mi300x", "mori-sglang", "0.5.12", "fp8", 0),
+    ],
+)
+def test_pools_have_buffers_of_one_size_where_the_row_names_mori(
+    gpu: str, framework: str, release: str, precision: str, tokens: int
+) -> None:
+    fields = {**DEEPSEEK, "gpu": gpu, "engine": "sglang", "engine_version": release, "mode": "disagg"}
+    row = ServingRow({**fields, "framework": framework, "precision": precision})
+    name = f"sglang-{release}"
+    assert captured_by_pools(row, Deployment(engine=name, tp=8), load_engine(name)).all_to_all_buffer == tokens

@@ -43,8 +43,8 @@ def _holds_one(name: str, wanted: Any, row: ServingRow, facts: Facts) -> bool:
         return row.text("gpu").lower().startswith(tuple(wanted))
     if name == "generation":
         return gpu_of(row.text("gpu"), 1).gpu.generation.startswith(tuple(wanted))
-    if name == "source":
-        return str(wanted) in row.text("source")
+    if name in ("source", "framework"):
+        return str(wanted) in row.text(name)
     if name == "model":
         return str(wanted) in _model(row)
     if name == "four_bits":
@@ -105,8 +105,11 @@ def pooled(row: ServingRow, deployment: Deployment) -> Deployment:
 
 
 def captured_by_pools(row: ServingRow, deployment: Deployment, profile: Profile) -> Profile:
-    """A profile with the largest batch that workers of the source's recipe capture."""
-    return replace(profile, graph_limit=_of_pools(row, deployment).get("graphs", profile.graph_limit))
+    """A profile with the largest batch that workers of the source's recipe capture, and their all-to-all's buffers."""
+    found = _of_pools(row, deployment)
+    buffers = _first(_published()["deepseek"]["buffers"], row) if found else {}
+    tokens = buffers.get("tokens", profile.all_to_all_buffer)
+    return replace(profile, graph_limit=found.get("graphs", profile.graph_limit), all_to_all_buffer=tokens)
 
 
 def _of_pools(row: ServingRow, deployment: Deployment) -> Facts:

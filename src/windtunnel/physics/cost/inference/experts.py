@@ -134,10 +134,13 @@ def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
     line, gpu = _experts_in_tables(engine, layer), engine.gpu
     if line is None or gpu.kernel_scale == AS_MEASURED:
         return line
-    rate = gpu.peak_flops(_multiplied(gpu, layer.dtype))
-    works = [_work_of(tokens, layer) for tokens in line.nodes]
-    longer = [roofline.beside_sibling(gpu, moved, flops / rate) for moved, flops in works]
-    return Curve(line.nodes, tuple(s * more for s, more in zip(line.seconds, longer, strict=True)))
+    multiplied = _multiplied(gpu, layer.dtype)
+    rate = gpu.peak_flops(multiplied)
+    seconds = []
+    for tokens, s in zip(line.nodes, line.seconds, strict=True):
+        moved, flops = _work_of(tokens, layer)
+        seconds.append(roofline.borrowed_s(gpu, s, moved, flops / rate, multiplied))
+    return Curve(line.nodes, tuple(seconds))
 
 
 def _experts_in_tables(engine: Engine, layer: Experts) -> Curve | None:

@@ -7,7 +7,8 @@
     all-reduce         the engines' own one-shot and two-shot kernels inside a CUDA graph; NCCL's above 8 GPUs
     dense products     `cost.kernels`, as in training
 
-A GPU that borrows the tables of its sibling takes their times at its own rates (`roofline.beside_sibling`).
+A GPU that borrows the tables of its sibling takes their times at its own rates (`roofline.borrowed_s`), but for whole
+modules of sparse attention and hyper-connections (`modules`) and all-reduces, whose times it takes as they are.
 Where a shape was not timed, the nearest one is scaled by bytes moved. Nothing timed is taken to read a cache or
 weights of experts faster than the memory of the GPU gives them: a kernel that is timed over and over finds them on the
 chip, where in a real step other layers have been meanwhile. Tables: aiconfigurator-core 0.12 (Apache-2.0).
@@ -67,8 +68,9 @@ class InferenceKernels:
             m = max(1.0, m)
             moved = WEIGHT_BYTES[dtype] * n * k + 2.0 * m * (n + k)
             multiplied = GEMM_DTYPE.get(dtype, dtype)
-            rate = self.gpu.peak_flops(multiplied if self.gpu.supports(multiplied) else "bf16")
-            return gemm_s(grid, m, n, k) * roofline.beside_sibling(self.gpu, moved, 2.0 * m * n * k / rate)
+            multiplied = multiplied if self.gpu.supports(multiplied) else "bf16"
+            products_s = 2.0 * m * n * k / self.gpu.peak_flops(multiplied)
+            return roofline.borrowed_s(self.gpu, gemm_s(grid, m, n, k), moved, products_s, multiplied)
         multiplied = self._multiplied(dtype)
         seconds = self.dense.gemm(max(1.0, m), n, k, multiplied).seconds
         ratio = WEIGHT_BYTES[dtype] / WEIGHT_BYTES[multiplied]
@@ -236,17 +238,16 @@ def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Cu
 
 
 def _borrowed(gpu: Gpu, table: Surface, bytes_per_token: float, flops_per_token: float) -> Surface:
-    """Attention of a GPU that borrows its sibling's tables, beyond a launch."""
+    """Attention of a GPU that borrows its sibling's tables."""
     if gpu.kernel_scale == AS_MEASURED:
         return table
-    launch, rate = roofline.launch_floor_s(), gpu.peak_flops("bf16")
+    rate = gpu.peak_flops("bf16")
     curves = []
     for batch, own in zip(table.batches, table.curves, strict=True):
         seconds = []
         for context, s in zip(own.nodes, own.seconds, strict=True):
             tokens = batch * context
-            more = roofline.beside_sibling(gpu, tokens * bytes_per_token, tokens * flops_per_token / rate)
-            seconds.append(min(s, launch) + max(0.0, s - launch) * more)
+            seconds.append(roofline.borrowed_s(gpu, s, tokens * bytes_per_token, tokens * flops_per_token / rate))
         curves.append(Curve(own.nodes, tuple(seconds)))
     return Surface(table.batches, tuple(curves))
 

@@ -87,7 +87,7 @@ class Replay:
         self._streams: dict[Channel, Times] = {}
         self._meetings: dict[tuple[Channel, int], tuple[Meeting, int]] = {}  # and the step that they are of
         self._left = 0
-        self._names: dict[tuple[int, str], Channel] = {}
+        self._channels: dict[tuple[int, str], Channel] = {}
         self.cohorts: list[Cohort] = []
         factors = np.ones(world_size)
         for rank, factor in (slow or {}).items():
@@ -317,31 +317,31 @@ class Replay:
 
     def _channel(self, cohort: Cohort, call: Communication) -> tuple[Channel, Roster, Ranks]:
         """What a call goes through, the same for all its members; the roster; and the group of each rank."""
-        name = self._group_name(cohort, call)
+        channel = self._group_channel(cohort, call)
         groups = roster(call.members, self.world_size)
         if not call.is_message:
-            return name, groups, groups.group_of[cohort.ranks]
+            return channel, groups, groups.group_of[cohort.ranks]
         if not self.messages_meet:
-            return (*name, call.kind, call.peer, call.tag), _alone(self.world_size), cohort.ranks
+            return (*channel, call.kind, call.peer, call.tag), _alone(self.world_size), cohort.ranks
         size = len(call.members)
         ahead = (call.members.index(call.peer) - call.position) % size
         forward = ahead if call.kind == "send" else -ahead % size
         source = cohort.ranks if call.kind == "send" else groups.neighbour(cohort.ranks, ahead)
-        return (*name, forward, call.tag), pairs(self.world_size), source
+        return (*channel, forward, call.tag), pairs(self.world_size), source
 
-    def _group_name(self, cohort: Cohort, call: Communication) -> Channel:
-        """A name for groups like this one: their shape, and which of those of this shape, as classes name them."""
+    def _group_channel(self, cohort: Cohort, call: Communication) -> Channel:
+        """The channel of groups like this one: their shape, and which of those of this shape, as classes name them."""
         key = (cohort.number, call.group)
-        group_name = self._names.get(key)
-        if group_name is None:
+        channel = self._channels.get(key)
+        if channel is None:
             shape = box_of(call.members) or call.members
             alike = sorted(
                 {one.group for one in cohort.program.calls if (box_of(one.members) or one.members) == shape},
                 key=lambda group: (len(group), group),  # torch counts them up
             )
             place = alike.index(call.group) if call.group in alike else call.group
-            group_name = self._names[key] = (shape, place)
-        return group_name
+            channel = self._channels[key] = (shape, place)
+        return channel
 
 
 def share_processor(one: Underway, clock: Times) -> None:

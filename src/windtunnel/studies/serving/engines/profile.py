@@ -114,9 +114,9 @@ class Profile:
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
-    # Of attention ranks: what goes to the experts in a captured step has a buffer for the largest captured batch of
-    # each rank, and all of it is computed.
-    experts_padded: bool = False
+    # Tokens of each attention rank's buffer where the all-to-all has buffers of one size: captured decode steps compute
+    # all of it. SGLang: --moe-a2a-backend mori, SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK. 0: as many as there are.
+    all_to_all_buffer: int = 0
     nvfp4_experts: str = ""  # which kernels NVFP4 experts run on: a word of their name in the tables; "" = the first
     mxfp4_experts: str = ""  # the same of MXFP4 experts; "marlin" = as 4-bit integers, which Marlin multiplies alike
     # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those

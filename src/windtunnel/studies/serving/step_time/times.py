@@ -230,7 +230,7 @@ class StepTimes:
         padded, captured = profile.padded(of_rank * (1 + drafted))
         fixed = self.over("dense", padded) * profile.decode_factor + self.prices.handover(padded)
         expert_factor = profile.expert_factor if ranks == 1 else profile.expert_factor_ranks
-        buffered = profile.graph_limit if profile.experts_padded and captured and ranks > 1 else padded
+        buffered = max(padded, profile.all_to_all_buffer) if captured and ranks > 1 else padded
         fixed += self._group(buffered * ranks) * expert_factor
         fixed = stages * (fixed + self.over("head", of_rank * (1 + drafted)))  # the last stage's; the others wait
         layers = stages * self.layers
