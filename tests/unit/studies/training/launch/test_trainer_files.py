@@ -264,6 +264,16 @@ def test_a_patch_says_the_file_s_own_names(tmp_path: Path) -> None:
     assert patch(str(path), (fields, 64), ({**fields, "tp": 2}, 32), 64, "") == ""
 
 
+def test_steps_are_multiplied_where_the_configuration_says_so(tmp_path: Path) -> None:
+    """xtuner itself does not: without the line half of the GPUs' sequences would be counted twice."""
+    path = tmp_path / "xtuner.py"
+    path.write_text(XTUNER.replace("accumulative_counts *= sequence_parallel_size\n", ""))
+    plain = read_native(path, 64).fields
+    path.write_text(XTUNER)
+    assert read_native(path, 64).fields == {**plain, "global_batch": 1024}
+    assert plain["global_batch"] == 64 // plain["cp"] * 16
+
+
 def test_a_patch_of_a_configuration_changes_its_constants(tmp_path: Path) -> None:
     path = tmp_path / "xtuner.py"
     path.write_text(XTUNER.replace("sequence_parallel_size = 2", "sequence_parallel_size = 1"))
