@@ -101,7 +101,8 @@ def dialect(path: str | Path) -> str:
     if Path(path).suffix.lower() in (".yaml", ".yml"):
         return dialects.dialect_of(read_mapping(path, GIVE))
     if Path(path).suffix.lower() == ".py":
-        return dialects.XTUNED if "accumulative_counts" in read_text(path, GIVE) else ""
+        values = _constants(_parsed(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
+        return dialects.XTUNED if values.keys() >= dialects.XTUNER else ""
     return dialects.LINE if dialects.SWIFT.search(read_text(path, GIVE)) else ""
 
 

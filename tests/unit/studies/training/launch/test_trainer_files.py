@@ -284,6 +284,15 @@ def test_a_patch_of_a_configuration_changes_its_constants(tmp_path: Path) -> Non
     assert patch(str(path), (fields, 64), ({**fields, "recompute": "none"}, 64), 64, "") == ""
 
 
+def test_a_script_that_mentions_a_word_of_xtuner_is_patched_as_a_script(tmp_path: Path) -> None:
+    """Its keywords were sought as constants, and "have no place in this script"."""
+    path = tmp_path / "train.py"
+    path.write_text("# as accumulative_counts of xtuner\n" + SCRIPT)
+    fields = read_native(path, 64).fields
+    text = patch(str(path), (fields, 64), ({**fields, "micro_batch": 2}, 64), 64, "")
+    assert "per_device_train_batch_size=2, gradient_accumulation_steps=16" in text
+
+
 def test_swift_s_megatron_recomputes_unless_it_is_told_not_to(tmp_path: Path) -> None:
     """Without the option it recomputes selectively: leaving it out is no way to recompute nothing."""
     path = tmp_path / "swift.sh"
