@@ -309,3 +309,13 @@ def test_a_hash_inside_a_word_begins_no_comment(tmp_path: Path) -> None:
     path.write_text(SWIFT.replace("alpaca", "alpaca.jsonl#1000").rstrip() + " # --max_length 9\n")
     fields = read_native(path, 64).fields
     assert (fields["micro_batch"], fields["global_batch"], fields["seq_len"]) == (1, 1024, 2048)
+
+
+@pytest.mark.parametrize("line", ["export X=1;# it's so", "(cd x)# it's so", "sleep 1 &# it's so", "true |# it's so"])
+def test_a_hash_behind_an_operator_begins_a_comment(tmp_path: Path, line: str) -> None:
+    """Bash begins a word there; its apostrophe was "No closing quotation"."""
+    path = tmp_path / "swift.sh"
+    path.write_text(SWIFT)
+    plain = read_native(path, 64).fields
+    path.write_text(f"{line}\n{SWIFT}")
+    assert read_native(path, 64).fields == plain
