@@ -72,7 +72,7 @@ FIXED = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "none", "glob
     ("tool", "arguments"),
     [
         ("predict", STEP),
-        ("plan", {**STEP, "plan": FIXED, "within": 1}),
+        ("plan", {**STEP, "plan": {**FIXED, "framework": "megatron", "zero_stage": 1}}),  # few plans: all are replayed
         ("survive", {**STEP, "seeds": 5}),
         ("diagnose", {**STEP, "measured": 3.0}),
         ("check", {**STEP, "fail_if": "oom,mfu=90%"}),
@@ -89,7 +89,8 @@ def test_a_tool_says_what_the_command_line_says(
     mine = json.loads(json.dumps(found))
     assert len(mine) > 5
     differs = {name for name in mine if mine[name] != printed.get(name)}
-    assert differs <= {"seconds", "space", "gap"}  # how long the search took, and how far it came in it
+    assert differs <= {"seconds"}  # that a search took
+    assert mine.get("gap", 0.0) == 0.0
 
 
 TRAIN = """torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel --num-layers 32 \\

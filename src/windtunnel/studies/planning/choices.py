@@ -13,13 +13,12 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 
-from windtunnel.studies.planning.search import LEAF, PLAN, ROUGH, UNSAVED, Found, Node, Search
+from windtunnel.studies.planning.search import LEAF, LOOKS_OF_A_REPLAY, PLAN, ROUGH, UNSAVED, Found, Node, Search
 from windtunnel.studies.planning.space import PIPELINE, SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
 
 FIELDS = (*STRUCTURE, *SAVINGS, *SWITCHES)
 DISTANT = 1.0  # what is twice as slow and more is not told
 LOOKS = 800  # about a second of a core
-LOOKS_OF_A_REPLAY = 25
 
 
 @dataclass(frozen=True, slots=True)

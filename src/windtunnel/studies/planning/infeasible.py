@@ -92,9 +92,10 @@ def _shorter(model: Model, cluster: Cluster, entry: Mapping[str, Any]) -> tuple[
 
 
 def _any_that_fits(model: Model, cluster: Cluster, given: Mapping[str, object]) -> Layout | None:
-    """The best plan that a short search finds."""
+    """The best plan that a short search finds, whose length is counted in nodes."""
     try:
-        answer = Search(Space(model, cluster, given), Bounds(straggling(cluster))).run(1, WITHIN_S)
+        search = Search(Space(model, cluster, given), Bounds(straggling(cluster)), counts_nodes=True)
+        answer = search.run(1, WITHIN_S)
     except UserError:
         return None
     return answer.found[0].layout if answer.found else None

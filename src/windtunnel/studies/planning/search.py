@@ -107,6 +107,7 @@ UNSAVED = {"zero_stage": 1, "recompute": "none"}  # with which every switch is t
 LISTING = 0.5  # of the time of a search, after which it goes on with the structures that it has listed
 DEEP = 0.75  # of its time, after which a search that has no plan yet looks for one
 FIRST_S = 10.0  # that a search has beyond its time to find a first plan
+LOOKS_A_SECOND, LOOKS_OF_A_REPLAY, LOOKS_OF_A_FAMILY = 800, 25, 0.1  # of a search that counts its nodes
 LET_GO = 0.04  # of the time of a search, that its nodes take to be let go when it is over
 
 
@@ -136,6 +137,7 @@ class Search:
     told: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
     memory: Callable[[Layout], int] = memory_bytes  # exact, held against the capacity of the layout's own GPU
     step: Callable[[Layout], int] = step_ns  # replayed
+    counts_nodes: bool = False  # in place of time, so that the answer is the same on every machine
     soon: Callable[[int, float, Layout], None] | None = None  # told what of a plan may be asked, at which bound
 
     def run(self, top: int = 1, within_s: float | None = None, *, spare: int = 0) -> Answer:
@@ -144,8 +146,8 @@ class Search:
         `within_s`: of which the time of `spare` replays is left for what comes after, and that of letting the nodes go;
         FIRST_S longer to find any plan.
         """
-        begun, self._spare = monotonic(), spare
-        self._begun = begun
+        self._looks, self._spare = 0.0, spare
+        self._begun = begun = self._now()
         self._heap: list[Node] = []
         self._number = 0
         self._missed: list[Missed | Unmeasured] = []
@@ -162,7 +164,7 @@ class Search:
             unlisted = self._list(listing, ends)
             answers = []
             while self._heap and len(answers) < top:
-                now = monotonic()
+                now = self._now()
                 if self._over(now, ends, best):
                     break
                 if not best and now > begun + DEEP * (ends - begun):
@@ -177,7 +179,7 @@ class Search:
                     answers.append(node.found)
                     if self.soon is not None:
                         self.soon(RESULT, node.key, node.layout)
-            if unlisted is None or self._over(monotonic(), ends, best):
+            if unlisted is None or self._over(self._now(), ends, best):
                 break
             listing = chain((unlisted,), listing)
             self._heap += self._told
@@ -195,7 +197,7 @@ class Search:
             if not proven:
                 gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
         least = min([left, *(answer.score_ns for answer in answers[:1])])
-        return Answer(tuple(answers), replace(self.counts), gap, least, monotonic() - begun)
+        return Answer(tuple(answers), replace(self.counts), gap, least, self._now() - begun)
 
     @property
     def state_alone(self) -> bool:
@@ -283,9 +285,10 @@ class Search:
 
     def _list(self, listing: Iterator[Family], ends: float) -> Family | None:
         """Take structures in, for a share of the time that is left; returns the first that time was too short for."""
-        now = monotonic()
+        now = self._now()
         until = now + LISTING * (ends - now)
         for family in listing:
+            self._looks += LOOKS_OF_A_FAMILY
             legal = sum(count(self.space, family.layout, most) for most in family.largest)
             self.counts.structures += len(family.pipelines)
             self.counts.legal += legal
@@ -295,7 +298,7 @@ class Search:
                 self._missed.append(Unmeasured(family.layout, state, family=family))
             else:
                 self._listed(family)
-            if monotonic() > until:
+            if self._now() > until:
                 return next(listing, None)
         return None
 
@@ -315,7 +318,7 @@ class Search:
         while True:
             for node in waiting:
                 heapq.heappush(order, (-node.level, node)) if node.found is None else aside.append(node)
-            if not order or self._over(monotonic(), ends, best):
+            if not order or self._over(self._now(), ends, best):
                 break
             _, node = heapq.heappop(order)
             if node.key < least:
@@ -347,6 +350,7 @@ class Search:
     def _looked_at(self, node: Node) -> Iterator[Found]:
         """Put what a node stands for back, told more exactly."""
         bounds = self.bounds
+        self._looks += LOOKS_OF_A_REPLAY if node.level == PLAN else 1
         if node.family is not None:
             for layout in members(self.space, node.family):
                 self._push(max(node.key, bounds.work_ns(layout)), STRUCTURE, layout)
@@ -375,6 +379,9 @@ class Search:
         """Whether what is left of the time is needed behind the search."""
         behind = self._spare * self._replay_s() + LET_GO * (now - self._begun)
         return now + behind > (ends if best else ends + FIRST_S)
+
+    def _now(self) -> float:
+        return self._looks / LOOKS_A_SECOND if self.counts_nodes else monotonic()
 
     def _replay_s(self) -> float:
         """The shortest replay of this run; 0 before the second one, as the first loads compiled code."""

@@ -70,6 +70,14 @@ def test_tables_of_n_grams_have_a_prime_of_rows_for_each_head() -> None:
     assert read_config(config).parameters - without == 32 * 3 + layer
 
 
+@pytest.mark.parametrize("sizes", [{"heads_per_ngram": 16_384}, {"ngram_size": 1_000}])
+def test_more_tables_of_n_grams_than_any_model_has_are_refused(sizes: dict[str, int]) -> None:
+    """Before their primes are sought: 16,384 from a thousand million on took a minute."""
+    config = {**DERIVED["qwen4_exp_text"]["config"], "ngram_vocab_size_base": 10**9 - 1, **sizes}
+    with pytest.raises(SpecError, match=r"heads_per_ngram .*<= 512"):
+        read_config(config)
+
+
 def test_nearly_every_type_has_a_derived_row() -> None:
     """Those without: the defaults of their class build nothing, it needs another package, or transformers has none."""
     without = set(type_names()) - {kind.split("#")[0] for kind in DERIVED}

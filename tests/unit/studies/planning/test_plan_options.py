@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -17,10 +18,12 @@ from windtunnel.errors import UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
+from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.compared import decides, field_words
 from windtunnel.studies.planning.fields.features import FEATURES
 from windtunnel.studies.planning.objectives.robust import Trouble, progress
-from windtunnel.studies.planning.oracle import laid_out, memory_bytes
+from windtunnel.studies.planning.oracle import laid_out, memory_bytes, straggling
+from windtunnel.studies.planning.search import Search
 from windtunnel.studies.planning.space import Space, context_kinds, savings, structures
 from windtunnel.studies.planning.thumb import rule_of_thumb
 
@@ -218,6 +221,22 @@ def test_a_remedy_puts_on_the_host_only_what_it_holds(memory: str, told: bool) -
     plan = windtunnel.plan("llama-3.1-8b", cluster, global_batch=1, seq_len=512, zero_stage=0)
     assert plan.status == "infeasible"
     assert any(remedy.change == "offload_optimizer 1" for remedy in plan.remedies) == told
+
+
+def test_a_search_that_counts_its_nodes_knows_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remedies are found so: on a busy machine they were other plans."""
+    model, cluster = load_model("llama-3-70b"), parse_cluster("h100-sxm:64")
+    space = Space(model, cluster, {"global_batch": 64, "seq_len": 4096})
+
+    def run(within_s: float) -> tuple[list[object], object]:
+        answer = Search(space, Bounds(straggling(cluster)), counts_nodes=True).run(1, within_s)
+        return [found.layout.asked for found in answer.found], answer.counts
+
+    short = run(0.5)
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr("windtunnel.studies.planning.search.monotonic", lambda: next(hours))
+    assert run(0.5) == short
+    assert run(1.0)[1] != short[1]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> obje
 
 def _padded_primes(base: int, heads: int, tables: int, divisor: int) -> int:
     """Rows of so many tables with a part for each head, each part the next prime from `base` on, padded (Qwen4-Exp)."""
-    if not 1 < base < PRIME_MOST or not 0 <= heads * tables <= LAYERS_MAX:
+    if not 1 < base < PRIME_MOST:
         raise ValueError(base)
     rows, prime = 0, base - 1
     for _ in range(tables):
@@ -355,6 +355,9 @@ def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ..
     for key, allowed in rules.get("only", {}).items():
         if allowed is not None:
             fields.must_be(key, tuple(allowed), "this type can be read with no other value")
+    for key, condition in rules.get("must", {}).items():
+        if not reading.value(condition):
+            raise fields.refuse(key, showable(fields.raw(key)), f"it does not go with the other fields: {condition}")
     whole = reading.entries("model", "model", rules["model"], -1)
     layer = dict(rules.get("layer", {}))
     count = layer.pop("count", "num_hidden_layers")
@@ -363,9 +366,6 @@ def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ..
     )
     for key, words in rules.get("words", {}).items():
         fields.words(key, n, tuple(words))
-    for key, condition in rules.get("must", {}).items():
-        if not reading.value(condition):
-            raise fields.refuse(key, showable(fields.raw(key)), f"it does not go with the other fields: {condition}")
     layers: list[Layer] = []
     known: dict[tuple[int, int, tuple[object, ...]], Layer] = {}
     for i, kinds in _kinds(reading, n):

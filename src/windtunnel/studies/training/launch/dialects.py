@@ -63,6 +63,7 @@ IDLE: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 XTUNER = frozenset({"batch_size", "accumulative_counts", "max_epochs"})  # that a configuration of xtuner assigns
+MULTIPLIED = "accumulative_counts *= sequence_parallel_size"  # as most, but not all, configurations of xtuner say
 XTUNER_MODELS = ("SupervisedFinetune", "DPO", "RewardModel", "ORPO", "LLaVAModel")
 TUNE_TARGETS = {"output_proj": "o_proj"}
 CHUNKED = re.compile(r"LinearCrossEntropy|ChunkedOutput")
@@ -122,11 +123,11 @@ def of_xtuner(values: Document, parts: Mapping[str, Document]) -> Document:
     lora, quantised = parts.get("LoraConfig"), parts.get("BitsAndBytesConfig", {})
     degree, dtype = values.get("sequence_parallel_size", 1), str(parts.get("AmpOptimWrapper", {}).get("dtype"))
     steps = values["accumulative_counts"]
-    sharded = isinstance(degree, int) and isinstance(steps, int)
+    multiplied = MULTIPLIED in values and isinstance(degree, int) and isinstance(steps, int)
     found: dict[str, object] = {
         "model_name_or_path": values.get("pretrained_model_name_or_path", values.get("llm_name_or_path")),
         "per_device_train_batch_size": values["batch_size"],
-        "gradient_accumulation_steps": steps * degree if sharded else steps,  # type: ignore[operator]
+        "gradient_accumulation_steps": steps * degree if multiplied else steps,  # type: ignore[operator]
         "max_seq_length": values.get("max_length"),
         "sequence_parallel_size": degree,
         "cp_kind": "ulysses",

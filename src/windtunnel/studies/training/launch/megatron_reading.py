@@ -84,7 +84,8 @@ def read(text: str, n_gpus: int, where: str) -> Native:
 def shell_words(text: str, where: str) -> list[str]:
     """The words of a script or a list of arguments, its variables in place. Raises InputFileError."""
     text = text.replace("\\\n", " ").replace("\\\r\n", " ")
-    text = re.sub(r"(?<=\S)#", IN_WORD, text)  # a comment begins a word: `data.jsonl#1000` holds none, as shlex thinks
+    # A comment begins a word, at a blank or behind an operator: `data.jsonl#1000` holds none, as shlex thinks.
+    text = re.sub(r"(?<=[^\s;&|()])#", IN_WORD, text)
     try:
         lexer = shlex.shlex(text, posix=True)
         lexer.whitespace_split, lexer.commenters = True, "#"

@@ -101,7 +101,8 @@ def dialect(path: str | Path) -> str:
     if Path(path).suffix.lower() in (".yaml", ".yml"):
         return dialects.dialect_of(read_mapping(path, GIVE))
     if Path(path).suffix.lower() == ".py":
-        return dialects.XTUNED if "accumulative_counts" in read_text(path, GIVE) else ""
+        values = _constants(_parsed(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
+        return dialects.XTUNED if values.keys() >= dialects.XTUNER else ""
     return dialects.LINE if dialects.SWIFT.search(read_text(path, GIVE)) else ""
 
 
@@ -293,18 +294,33 @@ def _whole(settings: Settings, name: str, where: str) -> int:
 # ------------------------------------------------------------------------------------------------------ Python
 
 
-def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
-    """Keywords of the calls that say how a Trainer trains; of names and constants alone."""
+def _parsed(text: str, where: str) -> ast.Module:
     try:
-        tree = ast.parse(text)
+        return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputFileError(where, f"is no Python ({type(error).__name__})", GIVE) from None
+
+
+def _constants(tree: ast.Module) -> dict[str, object]:
+    """Constants by the names that they are assigned to, and whether xtuner's line multiplies the steps."""
     values: dict[str, object] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            value = _constant(node.value, values)
-            if value is not None:
-                values[node.targets[0].id] = value
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                value = _constant(node.value, values)
+                if value is not None:
+                    values[name] = value
+            case ast.AugAssign(
+                target=ast.Name(id="accumulative_counts"), op=ast.Mult(), value=ast.Name(id="sequence_parallel_size")
+            ):
+                values[dialects.MULTIPLIED] = True
+    return values
+
+
+def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
+    """Keywords of the calls that say how a Trainer trains; of names and constants alone."""
+    tree = _parsed(text, where)
+    values = _constants(tree)
     if values.keys() >= dialects.XTUNER:
         yield from dialects.of_xtuner(values, dict(_parts(tree, values))).items()
         return

@@ -264,6 +264,16 @@ def test_a_patch_says_the_file_s_own_names(tmp_path: Path) -> None:
     assert patch(str(path), (fields, 64), ({**fields, "tp": 2}, 32), 64, "") == ""
 
 
+def test_steps_are_multiplied_where_the_configuration_says_so(tmp_path: Path) -> None:
+    """xtuner itself does not: without the line half of the GPUs' sequences would be counted twice."""
+    path = tmp_path / "xtuner.py"
+    path.write_text(XTUNER.replace("accumulative_counts *= sequence_parallel_size\n", ""))
+    plain = read_native(path, 64).fields
+    path.write_text(XTUNER)
+    assert read_native(path, 64).fields == {**plain, "global_batch": 1024}
+    assert plain["global_batch"] == 64 // plain["cp"] * 16
+
+
 def test_a_patch_of_a_configuration_changes_its_constants(tmp_path: Path) -> None:
     path = tmp_path / "xtuner.py"
     path.write_text(XTUNER.replace("sequence_parallel_size = 2", "sequence_parallel_size = 1"))
@@ -272,6 +282,15 @@ def test_a_patch_of_a_configuration_changes_its_constants(tmp_path: Path) -> Non
     assert "batch_size = 4  # per_device\naccumulative_counts = 4\n" in text
     assert read_again(str(path), text, 64).fields == {**fields, "micro_batch": 4}
     assert patch(str(path), (fields, 64), ({**fields, "recompute": "none"}, 64), 64, "") == ""
+
+
+def test_a_script_that_mentions_a_word_of_xtuner_is_patched_as_a_script(tmp_path: Path) -> None:
+    """Its keywords were sought as constants, and "have no place in this script"."""
+    path = tmp_path / "train.py"
+    path.write_text("# as accumulative_counts of xtuner\n" + SCRIPT)
+    fields = read_native(path, 64).fields
+    text = patch(str(path), (fields, 64), ({**fields, "micro_batch": 2}, 64), 64, "")
+    assert "per_device_train_batch_size=2, gradient_accumulation_steps=16" in text
 
 
 def test_swift_s_megatron_recomputes_unless_it_is_told_not_to(tmp_path: Path) -> None:
@@ -290,3 +309,13 @@ def test_a_hash_inside_a_word_begins_no_comment(tmp_path: Path) -> None:
     path.write_text(SWIFT.replace("alpaca", "alpaca.jsonl#1000").rstrip() + " # --max_length 9\n")
     fields = read_native(path, 64).fields
     assert (fields["micro_batch"], fields["global_batch"], fields["seq_len"]) == (1, 1024, 2048)
+
+
+@pytest.mark.parametrize("line", ["export X=1;# it's so", "(cd x)# it's so", "sleep 1 &# it's so", "true |# it's so"])
+def test_a_hash_behind_an_operator_begins_a_comment(tmp_path: Path, line: str) -> None:
+    """Bash begins a word there; its apostrophe was "No closing quotation"."""
+    path = tmp_path / "swift.sh"
+    path.write_text(SWIFT)
+    plain = read_native(path, 64).fields
+    path.write_text(f"{line}\n{SWIFT}")
+    assert read_native(path, 64).fields == plain
