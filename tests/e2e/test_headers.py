@@ -86,7 +86,7 @@ def test_every_verb_prints_its_json_with_the_header() -> None:
         if {"give", "print_answered", "print_question", "to_document"} & called:
             headed.add(path.stem)
     assert bare == {"ask", "output", "predict"}  # `ask` hands on to a verb, and prints schemas
-    assert headed >= {"model", "sweep", "techniques", "whatif"}
+    assert headed >= {"model", "sweep", "answered"}
 
 
 def test_an_answer_that_no_command_line_asked_has_no_command() -> None:

@@ -284,6 +284,12 @@ def survives(mapping: Any) -> None:
     assert model.forward_flops_per_token(64) > 0
 
 
+def test_a_size_whose_default_is_not_there_is_missing() -> None:
+    config = {name: value for name, value in CONFIGS["kimi-linear-48b-a3b"].items() if name != "linear_conv_kernel_dim"}
+    with pytest.raises(SpecError, match="linear_conv_kernel_dim.*the model needs this field"):
+        read_config(config)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(sorted(CONFIGS)),

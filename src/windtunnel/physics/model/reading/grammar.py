@@ -257,6 +257,8 @@ class _Reading:
                 raise self.fields.refuse(str(entries[key]).lstrip("= "), showable(value), known)
             if isinstance(value, float):
                 raise self.fields.refuse(str(entries[key]), value, "give a whole number")
+            if value is None and key in ("conv_channels", "conv_width"):  # its default is a field that is not there
+                raise self.fields.refuse(str(entries[key]), None, "the model needs this field")
             if type(value) is int and isinstance(entries[key], str) and not key.startswith("more_"):
                 least = 0 if key in MAY_BE_ZERO else 1
                 text = str(entries[key])
