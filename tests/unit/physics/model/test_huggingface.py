@@ -286,7 +286,7 @@ def survives(mapping: Any) -> None:
 
 def test_a_size_whose_default_is_not_there_is_missing() -> None:
     config = {name: value for name, value in CONFIGS["kimi-linear-48b-a3b"].items() if name != "linear_conv_kernel_dim"}
-    with pytest.raises(SpecError, match="linear_conv_kernel_dim.*the model needs this field"):
+    with pytest.raises(SpecError, match=r"linear_conv_kernel_dim.*the model needs this field"):
         read_config(config)
 
 
