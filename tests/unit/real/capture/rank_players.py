@@ -50,6 +50,10 @@ def play(task: dict[str, Any]) -> int:
             box.get(f"barrier/{about}>{about}/world/0", 30.0)
         elif what == "sleep":
             time.sleep(float(about))
+        elif what == "compute":
+            spent = time.process_time()
+            while time.process_time() - spent < float(about):
+                pass
         elif what == "begun":
             until((folder / f"pid_{about}").exists)
         elif what == "stands":

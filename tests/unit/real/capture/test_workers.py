@@ -66,6 +66,15 @@ def test_a_thread_that_waits_for_a_rank_that_has_ended_keeps_no_rank_from_its_en
     assert [outcomes[rank]["rested"] for rank in (0, 1)] == [False, False]
 
 
+def test_a_rank_computes_on_while_a_thread_of_it_waits_for_one_that_has_ended() -> None:
+    assert run({"0": "aside:1 compute:0.5 over", "1": ""}, [0, 1])[0]["rested"] is False
+
+
+def test_a_rank_whose_thread_is_never_answered_and_that_does_not_end_is_named() -> None:
+    with pytest.raises(ScriptError, match="rank 0 waits for a message that rank 1 ended without sending"):
+        run({"0": "aside:1 sleep:60 over", "1": ""}, [0, 1])
+
+
 def test_messages_both_ways_between_ranks_do_not_lock(players: Path) -> None:
     does = {"0": "send:1 wait:1", "1": "wait:0 send:0"}
     assert sorted(run(does, [0, 1], cores=1)) == [0, 1]

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -50,7 +51,9 @@ class FileMailbox:
                 if time.monotonic() > until:
                     raise TimeoutError(f"no message {key} within {timeout_s:.0f} s")
                 if pause > 4 * _FIRST_LOOK_S and not (said and self._waiting.exists()):
-                    write_whole(self._waiting, json.dumps({"key": key, "message": place.name}).encode())
+                    main = threading.current_thread() is threading.main_thread()
+                    waiting = {"key": key, "message": place.name, "main": main}
+                    write_whole(self._waiting, json.dumps(waiting).encode())
                     said = True
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_LOOK_S)
@@ -85,12 +88,15 @@ def write_whole(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def waits(folder: Path, rank: int) -> str | None:
-    """The key that a rank waits for; None when it does not wait or its message is there."""
+def waits(folder: Path, rank: int, *, main: bool = False) -> str | None:
+    """The key that a rank waits for; None when it does not wait or its message is there.
+
+    `main`: of its main thread alone, which goes on beside another thread that waits.
+    """
     with suppress(FileNotFoundError, ValueError):
-        said = json.loads((folder / WAITING / f"{rank}.json").read_bytes())
-        if not (folder / MESSAGES / said["message"]).exists():
-            return str(said["key"])
+        waiting = json.loads((folder / WAITING / f"{rank}.json").read_bytes())
+        if not (folder / MESSAGES / waiting["message"]).exists() and (waiting["main"] or not main):
+            return str(waiting["key"])
     return None
 
 

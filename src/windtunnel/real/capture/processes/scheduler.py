@@ -45,6 +45,7 @@ from windtunnel.studies.programs.rank_classes.findings import CRASH, Finding
 
 START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
 STUCK_S = 2.0  # all ranks wait for each other for so long: they always will
+_COMPUTES = 0.1  # of that time on a core: a main thread that works, where another of its threads waits
 MOST_KEPT = 8  # helpers that stand still between two runs: each takes memory
 _LOOK_S = 0.02
 _END_S = 10.0
@@ -116,6 +117,7 @@ class Workers:
         self._task: Mapping[str, object] = {}
         self._pending = b""
         self._blocked_since: float | None = None
+        self._blocked_cpu_s: dict[int, float] = {}
         self._steps: dict[int, int] = {}  # of each that was called up: how far it is from who did so
 
     def __enter__(self) -> Workers:
@@ -314,6 +316,10 @@ class Workers:
         assert self.folder is not None
         return file_mailbox.waits(self.folder, rank)
 
+    def _main_waits(self, rank: int) -> bool:
+        assert self.folder is not None
+        return file_mailbox.waits(self.folder, rank, main=True) is not None
+
     def _call_up(self, rank: int, key: str, queue: deque[int]) -> int:
         """Have the sender of what `rank` waits for run next; how many ranks that adds."""
         sender = file_mailbox.sender_of(key)
@@ -324,8 +330,10 @@ class Workers:
                 self._steps.setdefault(sender, sender - rank)
             return 0
         if sender in self.outcomes:
-            # It ended, so its messages are all there; is this one among them?
-            if self._wait_of(rank) == key and not self._let_pass([key]) and not self._let_go([rank]):
+            # It ended, so its messages are all there; is this one among them? Beside a thread that waits, the main one
+            # goes on, and may come to its end: that is for `_look_for_hangs`.
+            is_there = self._wait_of(rank) != key
+            if not is_there and not self._let_pass([key]) and not self._let_go([rank]) and self._main_waits(rank):
                 self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
         self._steps.setdefault(sender, sender - rank)
@@ -381,15 +389,20 @@ class Workers:
         if not self._running or self._busy(waiting) or more:
             self._blocked_since = None
         elif self._blocked_since is None:
-            self._blocked_since = now
+            self._blocked_since, self._blocked_cpu_s = now, {rank: self._cpu_s(rank) for rank in waiting}
         elif now - self._blocked_since > STUCK_S and all(self._wait_of(rank) for rank in waiting):
-            if self._let_pass(waiting.values()) or self._let_go(waiting):
+            computes = any(
+                self._cpu_s(rank) - cpu_s > _COMPUTES * STUCK_S
+                for rank, cpu_s in self._blocked_cpu_s.items()
+                if not self._main_waits(rank)
+            )
+            if computes or self._let_pass(waiting.values()) or self._let_go(waiting):
                 self._blocked_since = None
                 return
             over = {rank for rank, key in waiting.items() if key.startswith(file_mailbox.STEPS)}
             rank = min(waiting.keys() - over, default=min(waiting))
             sender = file_mailbox.sender_of(waiting[rank])
-            if sender in over:
+            if sender in over or sender in self.outcomes:
                 self._fail_waiting(
                     rank, f"{file_mailbox.thing_of(waiting[rank])} that rank {sender} ended without sending"
                 )
@@ -405,6 +418,9 @@ class Workers:
                     " if it only needs longer, give --timeout SECONDS",
                     self._log(rank),
                 )
+
+    def _cpu_s(self, rank: int) -> float:
+        return state_of(self._running[rank].pid)[1] if rank in self._running else 0.0
 
     def _fail_waiting(self, rank: int, what: str) -> None:
         where = self._where(rank)
