@@ -17,6 +17,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from windtunnel.errors import SpecError
 
@@ -142,5 +143,5 @@ def _negative(term: Formula) -> Formula:
 
 
 def _sum(terms: list[Formula]) -> Formula:
-    kept = list(terms)
-    return lambda d, p: math.fsum(term(d, p) for term in kept)
+    terms = list(terms)
+    return lru_cache(maxsize=65_536)(lambda d, p: math.fsum(term(d, p) for term in terms))  # few layouts, many moves

@@ -36,6 +36,7 @@ class Moves:
     draws: int = DRAWS
     seed: int = 0
     kept: dict[tuple[Minute, Layout], dict[Layout, float]] = field(default_factory=dict)
+    drawn: dict[tuple[int, int], NDArray[np.int64]] = field(default_factory=dict)  # of nodes, by how many are lost
 
     def from_layout(self, layout: Layout, minute: Minute) -> dict[Layout, float]:
         """Milliseconds to every layout that fits after the events of `minute`."""
@@ -51,8 +52,11 @@ class Moves:
         """Draws of lost nodes; the same for every layout."""
         if not lost or nodes < lost:
             return np.full((1, max(lost, 1)), np.iinfo(np.int64).max)
-        random = np.random.default_rng((self.seed, nodes, lost))
-        return np.array([random.choice(nodes, lost, replace=False) for _ in range(self.draws)], np.int64)
+        if (nodes, lost) not in self.drawn:
+            random = np.random.default_rng((self.seed, nodes, lost))
+            draws = [random.choice(nodes, lost, replace=False) for _ in range(self.draws)]
+            self.drawn[nodes, lost] = np.array(draws, np.int64)
+        return self.drawn[nodes, lost]
 
 
 def move_ms(

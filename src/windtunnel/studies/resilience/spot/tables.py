@@ -9,7 +9,7 @@ for every model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class SpotModel:
     checkpoint_ms: float
     interval_s: float
     look_ahead: int
+    stages_ms: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)  # by their number
 
     def layouts(self, nodes: int) -> list[Layout]:
         """Layouts that fit on so many nodes, narrow and shallow first."""
@@ -76,17 +77,25 @@ class SpotModel:
         """Edges of the stages in layers, (stages + 1); the first takes one layer more, and the remainder the last
         ones.
         """
-        layers = len(self.layer_parameters) - 1
-        sizes = [layers // stages + 1] + [layers // stages] * (stages - 1)
-        for i in range(layers % stages):
-            sizes[-i - 2] += 1
-        return np.concatenate([[0], np.cumsum(sizes)]).clip(max=layers + 1).astype(np.int64)
+        return _cuts(len(self.layer_parameters) - 1, stages)
 
     def stage_ms(self, stages: int) -> NDArray[np.float64]:
         """Time to send each stage's state, (stages,)."""
-        prefix = np.concatenate([[0.0], np.cumsum(self.layer_parameters)])
-        volumes, known = np.diff(prefix[self.cuts(stages)]) * STATE_BYTES, self.transfer
-        return np.array([transfer_ms(volume, known.size_bytes, known.time_us) for volume in volumes])
+        if stages not in self.stages_ms:
+            prefix = np.concatenate([[0.0], np.cumsum(self.layer_parameters)])
+            volumes, times = np.diff(prefix[self.cuts(stages)]) * STATE_BYTES, self.transfer
+            self.stages_ms[stages] = np.array(
+                [transfer_ms(volume, times.size_bytes, times.time_us) for volume in volumes]
+            )
+        return self.stages_ms[stages]
+
+
+@lru_cache(maxsize=1024)
+def _cuts(layers: int, stages: int) -> NDArray[np.int64]:
+    sizes = [layers // stages + 1] + [layers // stages] * (stages - 1)
+    for i in range(layers % stages):
+        sizes[-i - 2] += 1
+    return np.concatenate([[0], np.cumsum(sizes)]).clip(max=layers + 1).astype(np.int64)
 
 
 def models_in(folder: Path) -> list[str]:
