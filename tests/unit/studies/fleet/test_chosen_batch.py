@@ -161,7 +161,7 @@ def test_both_clocks_run_measured_applications(apps, policy, batch, monkeypatch,
     tables = Tables(tmp_path)
     monkeypatch.setattr(Tables, "applications", {app.name: app for app in apps})
     rows = [
-        f"{at},{at * 300},{1 + at % 3},{apps[at % 3].name},{batch or 8}" for at in range(5 if policy == "sia" else 9)
+        f"{at},{at * 300},{1 + at % 3},{apps[at % 3].name},{batch or 8}" for at in range(2 if policy == "sia" else 9)
     ]
     trace = tmp_path / "jobs.csv"
     trace.write_text("\n".join(["job,submit_s,gpus,model,batch_size", *rows]))
