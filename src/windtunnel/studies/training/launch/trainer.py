@@ -43,6 +43,7 @@ ATTENTION = (  # words of the file -> kernel; what is not here is the GPU's best
         (r"eager|disabled", "unfused"), (r"triton|flex_attention|flex", "triton"),
     ),
 )  # fmt: skip
+EXPERTS = {"eager": "sequential", "grouped_mm": "grouped"}  # Transformers' `experts_implementation`
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon", "paged_adamw": "adam"}
@@ -57,6 +58,7 @@ READ = (
     "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
     "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
     "torch_compile", "r", "stated_model", "global_batch_size", "zero_stage", "cp_kind", "use_flash_attention_2",
+    "experts_implementation",
 )  # fmt: skip
 # Change no step's time or memory, or are read elsewhere.
 NO_EFFECT = (  # beginnings of names
@@ -151,6 +153,7 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
         fields |= {"framework": "megatron", "zero_stage": int(_on(settings.get("use_distributed_optimizer")))}
     fields |= _adapters(settings, of_factory, unknown)
     fields |= _attention(settings, fields, unknown)
+    fields |= _experts(settings, fields, unknown)
     fields |= _optimizer(settings, fields, unknown)
     stage = settings.get("stage", settings.get("rl"))
     if stage == "dpo":
@@ -250,6 +253,16 @@ def _attention(settings: Settings, fields: Mapping[str, object], unknown: list[s
         unknown.append(f"attention {said}")
         return {}
     return {"attention_impl": kernel}
+
+
+def _experts(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
+    """How experts are launched, where a file says it."""
+    asked = settings.get("experts_implementation")
+    launched = EXPERTS.get(str(asked))
+    if asked is not None and (launched is None or (launched == "grouped" and fields["framework"] == "pytorch")):
+        unknown.append(f"experts_implementation {asked}")
+        return {}
+    return {"experts_impl": launched} if launched else {}
 
 
 def _strings(value: object) -> list[str]:
