@@ -70,9 +70,9 @@ class Habits:
     own_low_precision: bool = False
     deduplicates: bool = True  # a token goes once to each rank that has experts for it, not once for each choice
     weighs_in_fp32: bool = False  # experts' rows by their scores (torchtitan, `moe.py`)
-    # Products of a GPU's experts (`Plan.experts_impl`): TransformerEngine's GroupedLinear calls cuBLAS for each, on four
-    # streams (`multi_stream_cublas_gemm`); torchtitan, Transformers 5 (`get_correct_experts_implementation`) and
-    # DeepSpeed's AutoEP (`use_grouped_mm`) call torch._grouped_mm, MaxText megablox (`base.yml`): a kernel for all.
+    # Products of a GPU's experts: TransformerEngine's GroupedLinear calls cuBLAS for each, on four streams
+    # (`multi_stream_cublas_gemm`); torchtitan, Transformers 5 (`get_correct_experts_implementation`) and DeepSpeed's
+    # AutoEP (`use_grouped_mm`) call torch._grouped_mm, MaxText megablox (`base.yml`): a kernel for all.
     experts_impl: ExpertsImpl = "streams"
     # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
     measured: bool = True
