@@ -98,8 +98,8 @@ def shard_of(layout: Layout) -> Shard:
 def _expert_habits(layout: Layout) -> dict[str, Any]:
     """How experts are launched, and what their activation moves, by framework and release."""
     habits = {**training_document()["experts"], "experts_impl": layout.experts_impl}
-    # Beside a grouped kernel PyTorch's own ops, which its compiler fuses; beside TransformerEngine's its own.
-    pytorch = layout.experts_impl == "grouped" and layout.plan.framework != "megatron"
+    # Beside torch._grouped_mm PyTorch's own ops, which its compiler fuses.
+    pytorch = layout.experts_impl == "grouped" and layout.plan.framework in PYTORCH_ATTENTION
     if pytorch:
         habits["chained_passes"] = EAGER_CHAIN
     if (pytorch and layout.plan.compile) or not software(layout.plan.release).chained_activation:
