@@ -241,7 +241,7 @@ class _Reading:
 def read_type(name: str, fields: Fields) -> Model:
     """The model of a config whose `model_type` is `name`. Raises SpecError."""
     rules, outer = _type(name), name
-    field = rules.get("inside")
+    field, tied = rules.get("inside"), rules.get("tied")
     if field is None or (not fields.has(field) and ("mixers" in rules or rules.get("flat"))):
         name = name if "mixers" in rules else rules["text"]
         if not any(fields.has(tower) for tower in TOWERS):
@@ -258,8 +258,8 @@ def read_type(name: str, fields: Fields) -> Model:
         name, rules = own, {**_type(own), "notes": [*_type(own).get("notes", ()), *rules.get("notes", ())]}
         if "inside" in rules:
             return read_type(own, text)
-    if fields.has("tie_word_embeddings") or "tied" in rules:
-        tied = fields.flag("tie_word_embeddings", rules.get("tied", False))
+    if fields.has("tie_word_embeddings") or tied is not None:
+        tied = fields.flag("tie_word_embeddings", bool(tied))
         rules = {**rules, "model": {**rules["model"], "tied_embeddings": tied}}
         text.ignore("tie_word_embeddings")
     read = _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())
