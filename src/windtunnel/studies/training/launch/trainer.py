@@ -44,6 +44,7 @@ ATTENTION = (  # words of the file -> kernel; what is not here is the GPU's best
     ),
 )  # fmt: skip
 EXPERTS = {"eager": "sequential", "grouped_mm": "grouped"}  # Transformers' `experts_implementation`
+OF_MODEL = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "experts_implementation")  # of `from_pretrained`
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon", "paged_adamw": "adam"}
@@ -349,9 +350,7 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
         elif name == "from_pretrained" and "Model" in owner:
             first = _constant(node.args[0], values) if node.args else said.get("pretrained_model_name_or_path")
             yield "model_name_or_path", first
-            yield from (
-                (key, said[key]) for key in ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit") if key in said
-            )
+            yield from ((key, said[key]) for key in OF_MODEL if key in said)
         elif said.get("truncation") and isinstance(said.get("max_length"), int):
             yield "max_length", said["max_length"]
 
