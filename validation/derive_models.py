@@ -144,9 +144,12 @@ def _slim(config: dict[str, Any]) -> dict[str, Any]:
 
 def misread(name: str) -> list[str]:
     """Options of a type, each true or false alone the other way round, whose parameters are read wrongly."""
-    written = built(name)["config"]
+    written, kind = built(name)["config"], name.split("#")[0]
+    CAUSAL, IMAGES, _ = transformers_types()
+    # Of a type with both classes the text model's own is built here, which the flag beside it does not tie.
+    untouched = (*UNTOUCHED, "tie_word_embeddings") if kind in CAUSAL & IMAGES else UNTOUCHED
     found = []
-    for field in (key for key, value in written.items() if isinstance(value, bool) and key not in UNTOUCHED):
+    for field in (key for key, value in written.items() if isinstance(value, bool) and key not in untouched):
         try:
             row = built(name, **{field: not written[field]})
         except Exception as error:  # an option that the class itself cannot be built with

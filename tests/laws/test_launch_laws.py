@@ -43,6 +43,7 @@ PLANS = st.fixed_dictionaries(
         "bucket_parameters": st.none() | st.just(20_000_000),
         "overlap_grad_reduce": SWITCH, "overlap_param_gather": SWITCH, "overlap_tp": SWITCH, "overlap_p2p": SWITCH,
         "overlap_ep": SWITCH, "dispatcher": st.sampled_from([None, "deepep", "hybridep"]),
+        "experts_impl": st.sampled_from([None, "grouped", "streams", "sequential"]),
         "cuda_graphs": SWITCH, "compile": SWITCH,
         "attention_impl": st.sampled_from(["flash", "unfused", "flash2"]),
     }
@@ -52,6 +53,7 @@ PLANS = st.fixed_dictionaries(
 def _resolved(fields: dict[str, Any], mixture: bool) -> dict[str, Any]:
     layout = resolve(MIXTURE if mixture else DENSE, CLUSTER, read_plan(fields))
     asked = {"etp": layout.asked.etp, "schedule": layout.schedule, "dp": layout.dp}
+    asked |= {"experts_impl": layout.experts_impl if mixture else None}
     return {**layout.plan.to_dict(), **asked}
 
 

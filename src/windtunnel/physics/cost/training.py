@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.cost.calibration import read_calibration
@@ -118,6 +118,7 @@ class Software:
     deduplicates: bool | None = None
     # Whether scores are multiplied in behind experts' activation also where dispatch sends a token for each choice.
     weighs_in_experts: bool = False
+    experts_impl: Literal["", "grouped", "streams", "sequential"] = ""  # how experts are launched; "": as the framework
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation

@@ -69,6 +69,7 @@ class Operation:
     new_shapes: int = 0  # products of a shape that no earlier one had: rows that routing decides, anew in each step
     index_shape: tuple[float, ...] = ()  # of attention behind an indexer: batch, queries, mean keys, heads x size
     repeats: int = 0  # runs once per expert, in a loop of so many rounds; sizes are of all rounds together
+    apart: bool = False  # of a grouped product: its groups run one behind the other
     begins: bool = False  # nothing before it learns: no gradient of its input
     product: Operation | None = None  # of a transfer: whose kernel does it, tile by tile
 
@@ -103,7 +104,8 @@ class Shard:
     deduplicates: bool = True  # a token goes once to each rank that has experts for it, however many
     weighs_in_experts: bool = False  # scores are multiplied in behind the activation also where it does not
     hybrid_dispatch: bool = False  # by HybridEP: with the weights of all experts of a domain
-    # Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, each quantised first.
+    experts_impl: str = "streams"  # grouped | streams | sequential
+    # Host calls per expert and grouped GEMM, where experts are launched one by one, each quantised first.
     expert_launches: float = 6.0
     expert_launches_low: float = 14.0
     chained_passes: float = 10.0  # of experts' activations with bias, clamp and gate over those of plain SwiGLU

@@ -18,6 +18,7 @@ Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
     "megatron-deepspeed", "deepspeed", "internevo", "colossalai", "maxtext",
 ]  # fmt: skip
+ExpertsImpl = Literal["grouped", "streams", "sequential"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"]
 MOST = 1_000_000  # of a degree
 # What is made again with a part: latent attention's projections with attention; a block from its input on.
@@ -241,6 +242,16 @@ class Plan:
     dispatcher: Annotated[
         Literal["deepep", "hybridep"] | None,
         About("Kernels that take tokens to their experts (as the release's recipes).", OVERLAP, rare=True),
+    ] = None
+    experts_impl: Annotated[
+        ExpertsImpl | None,
+        About(
+            "Products of a GPU's experts: grouped (one kernel for all), streams (one launch an expert, on several"
+            " streams, as TransformerEngine's GroupedLinear), sequential (one expert behind the other) (as the"
+            " framework does).",
+            OVERLAP,
+            rare=True,
+        ),
     ] = None
     cuda_graphs: Annotated[bool | None, About("Kernels launched as graphs.", OVERLAP, rare=True)] = None
     full_graph: Annotated[

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from windtunnel.errors import LayoutError, SpecError
+from windtunnel.questions.asked.plan import ExpertsImpl
 from windtunnel.studies.training.plan import Framework, Plan
 
 PURE: dict[str, Literal["fp32", "bf16"]] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}  # precision -> its width
@@ -69,7 +70,10 @@ class Habits:
     own_low_precision: bool = False
     deduplicates: bool = True  # a token goes once to each rank that has experts for it, not once for each choice
     weighs_in_fp32: bool = False  # experts' rows by their scores (torchtitan, `moe.py`)
-    grouped_experts: bool = False  # one kernel for all experts' products (torch._grouped_mm), not one after the other
+    # Products of a GPU's experts: TransformerEngine's GroupedLinear calls cuBLAS for each, on four streams
+    # (`multi_stream_cublas_gemm`); torchtitan, Transformers 5 (`get_correct_experts_implementation`) and DeepSpeed's
+    # AutoEP (`use_grouped_mm`) call torch._grouped_mm, MaxText megablox (`base.yml`): a kernel for all.
+    experts_impl: ExpertsImpl = "streams"
     # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
     measured: bool = True
 
@@ -89,6 +93,7 @@ _FSDP = Habits(
     overlaps_one_product=True,
     sums_norms_apart=True,
     fused_norms=True,
+    experts_impl="grouped",
 )
 HABITS: dict[Framework, Habits] = {
     "megatron": Habits(
@@ -121,7 +126,6 @@ HABITS: dict[Framework, Habits] = {
         sequence_parallel=True,
         gradient_dtype="fp32",
         fused_optimizer=True,
-        grouped_experts=True,
         weighs_in_fp32=True,
         deduplicates=False,  # `all_to_all_single`
     ),
@@ -153,6 +157,7 @@ HABITS: dict[Framework, Habits] = {
         pure_precision=True,
         fused_norms=True,
         clips_gradients=False,
+        experts_impl="sequential",  # a loop in Python
     ),
 }
 
@@ -236,3 +241,5 @@ def check_plain(plan: Plan) -> None:
         raise SpecError("recompute", plan.recompute, "plain PyTorch checkpoints whole layers; use none, full or full:N")
     if plan.attention_impl == "unfused":
         raise SpecError("attention_impl", plan.attention_impl, "plain PyTorch has one fused call; use flash")
+    if plan.experts_impl not in (None, "sequential"):
+        raise SpecError("experts_impl", plan.experts_impl, "plain PyTorch runs experts in a loop; use sequential")

@@ -15,6 +15,7 @@ from windtunnel.physics.cost.communication.collectives import Group, group_of
 from windtunnel.physics.cost.training import software
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
+from windtunnel.questions.asked.plan import ExpertsImpl
 from windtunnel.studies.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.studies.training.layout_checks import (
     check_adapters,
@@ -143,6 +144,11 @@ class Layout:
             return self.plan.dispatcher == "hybridep"
         generation = self.cluster.gpu.generation
         return self.deduplicates and self.plan.framework == "megatron" and generation.startswith("blackwell")
+
+    @property
+    def experts_impl(self) -> ExpertsImpl:
+        """How the products of a GPU's experts are launched."""
+        return self.plan.experts_impl or software(self.plan.release).experts_impl or self.habits.experts_impl
 
     @property
     def widens_weights(self) -> bool:

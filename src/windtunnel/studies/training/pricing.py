@@ -192,7 +192,7 @@ class Pricer:
             *groups, m, n, k = op.shape
             n, k = (k, n) if backward else (n, k)
             if groups:
-                return self._grouped(groups[0], m, n, k, op.low_precision)
+                return self._grouped(op, m, n, k)
             return self._aligned(self._gemm(m, n, k, op.low_precision), op)
         if op.kind == "gemm_batch":
             return self._batched(op.shape).scaled(2.0 if backward else 1.0)
@@ -225,8 +225,8 @@ class Pricer:
             m, n, k = op.shape
             alone = self._aligned(self._gemm(n, k, m, op.low_precision), op)
         else:
-            groups, m, n, k = op.shape
-            alone = self._grouped(groups, n, k, m, op.low_precision)
+            _, m, n, k = op.shape
+            alone = self._grouped(op, n, k, m)
         if self.layout.habits.pure_precision:  # the product itself becomes the gradient
             return alone
         extra = op.weight_elements * self._gradient_bytes
@@ -429,8 +429,10 @@ class Pricer:
             return price
         return price.fitted(factor, self._sigma["gemm"])
 
-    def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
-        dtype = self._low_dtype if low else self._dtype
+    def _grouped(self, op: Operation, m: float, n: float, k: float) -> Price:
+        groups, dtype = op.shape[0], self._low_dtype if op.low_precision else self._dtype
+        if op.apart:
+            return self._gemm(m, n, k, op.low_precision).scaled(groups)
         return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:

@@ -45,7 +45,7 @@ def test_parameters_of_checkpoints_with_code_of_their_own(name: str) -> None:
 
 
 # Diffusion transformers as diffusers 0.42 builds them on the meta device: its defaults, and configs of FLUX.2 klein,
-# Wan 2.2 TI2V-5B, Wan 2.1 I2V and Stable Diffusion 3.5 Large.
+# Wan 2.2 TI2V-5B, Wan 2.1 I2V and Stable Diffusion 3.5 Large and Medium.
 DIFFUSERS = json.loads((Path(__file__).parent / "built_by_diffusers.json").read_text())
 
 
@@ -86,7 +86,7 @@ def test_nearly_every_type_has_a_derived_row() -> None:
     assert without <= {
         "FluxTransformer2DModel", "HunyuanVideoTransformer3DModel",
         "audioflamingo3", "aya_vision", "chameleon", "cohere_compass", "dbrx", "deepseek_ref", "emu3_text_model",
-        "bailing_moe_linear", "bailing_moe_v2", "bailing_moe_v3_vl", "deepseek_v41", "dots_ocr", "kimi_vl", "mimo_v2",
+        "bailing_moe_linear", "bailing_moe_v2", "bailing_moe_v3_vl", "dots_ocr", "kimi_vl", "mimo_v2",
         "minimax_m1", "step3_vl", "fast_vlm",
         "granite4_vision", "granite4_vision_text", "grok-1", "hunyuan_vl", "internlm3", "kimi_k2", "kimi_k3",
         "longcat_flash", "mimo", "minimax_m3", "musicflamingo", "perception_lm", "qwen3_omni_moe", "step3p5",
@@ -160,7 +160,7 @@ def test_experts_behind_a_latent_are_smaller() -> None:
     assert block.router_parameters(64) == 4 * 64 + 2 * 64 * 16
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen4_exp"])
 @pytest.mark.parametrize("beside", [None, False, True])
 @pytest.mark.parametrize("inside", [None, False, True])
 def test_the_flag_beside_the_text_model_ties_the_output_matrix(

@@ -236,6 +236,30 @@ def test_deepep_across_nodes_is_as_fast_as_its_own_benchmark(ep: int, least: flo
     assert 0.9 * least < exchange.bytes_total / price.seconds / 1e9 < 1.1 * most
 
 
+def test_experts_in_one_kernel_take_the_host_least_and_in_a_loop_the_gpu_most() -> None:
+    """Left open, Megatron launches each on streams, torch._grouped_mm one kernel for all, a plain script a loop."""
+    plan = {"ep": 8, "global_batch": 64, "seq_len": 4096}
+    model = load_model("qwen3-30b-a3b").with_changes(layers=4)
+    runs = {
+        impl: ask(model, "b200-sxm:8", experts_impl=impl, **plan) for impl in (None, "grouped", "streams", "sequential")
+    }
+    assert runs[None].step_time_ns == runs["streams"].step_time_ns
+    host = {impl: run.breakdown_ns["host"] for impl, run in runs.items()}
+    gemm = {impl: run.breakdown_ns["gemm"] for impl, run in runs.items()}
+    assert host["grouped"] < 0.1 * host["streams"]
+    assert host["streams"] < host["sequential"]
+    assert gemm["grouped"] == gemm["streams"] < gemm["sequential"]
+    for framework in ("torchtitan", "fsdp", "deepspeed", "maxtext"):
+        left_open, said = (ask(model, "b200-sxm:8", framework=framework, experts_impl=i, global_batch=64, seq_len=4096)
+                           for i in (None, "grouped"))  # fmt: skip
+        assert left_open.step_time_ns == said.step_time_ns
+
+
+def test_a_plain_script_has_no_grouped_kernel() -> None:
+    with pytest.raises(SpecError, match="experts_impl"):
+        ask(MIXTURE, "h100-sxm:8", framework="pytorch", experts_impl="grouped", global_batch=8, seq_len=2048)
+
+
 def test_dual_pipe_hides_dispatch_across_nodes() -> None:
     plan = {"pp": 4, "ep": 16, "global_batch": 1024, "seq_len": 4096, "schedule": "dualpipe"}
     model = load_model("qwen3-30b-a3b").with_changes(layers=16)

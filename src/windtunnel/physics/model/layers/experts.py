@@ -93,6 +93,8 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         activate("expert_activation", "moe_activation", arrived, f, block, shard),
         _grouped("experts_down", groups, even / groups, h, f, shard, load),
     ]
+    if shard.experts_impl == "sequential":
+        experts[1] = replace(experts[1], kernels=groups * experts[1].kernels)
     if shard.fused_exchange:
         experts = [replace(op, forward_bytes=0.0, backward_bytes=0.0) for op in experts]
     first, last = (experts[0], experts[2]) if shard.fused_exchange else (None, None)
@@ -170,7 +172,11 @@ def ranks_per_token(block: FeedForward, ranks: int) -> float:
 
 
 def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Shard, load: float) -> Operation:
-    """GEMMs of this rank's experts. How its rows divide among them is left out: their tiles are worked off together."""
+    """GEMMs of this rank's experts. How its rows divide among them is left out: their tiles are worked off together.
+
+    Not so in a loop. Its launches were not measured: as many as where TransformerEngine calls cuBLAS for each.
+    """
+    launches = shard.expert_launches_low if shard.precision in CAST_BYTES else shard.expert_launches
     low, m = shard.precision in CAST_BYTES, even * load
     cast = CAST_BYTES[shard.precision] if low else 0.0
     kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
@@ -186,5 +192,6 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
         output_bytes=groups * m * n * shard.activation_bytes,
         weight_elements=groups * n * k,
         low_precision=low,
-        kernels=max(1, round(groups * (shard.expert_launches_low if low else shard.expert_launches))),
+        kernels=1 if shard.experts_impl == "grouped" else max(1, round(groups * launches)),
+        apart=shard.experts_impl == "sequential",
     )

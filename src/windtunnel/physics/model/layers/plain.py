@@ -281,4 +281,5 @@ def _expert_gemm(name: str, n: int, m: float, out: float, k: float, shard: Shard
         reads=(source,),
         new_shapes=n,
         repeats=n,
+        apart=True,
     )

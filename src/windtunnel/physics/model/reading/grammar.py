@@ -30,13 +30,11 @@ that take a word hold the word itself, or `= expression`.
 from __future__ import annotations
 
 import ast
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import cache
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +44,7 @@ from windtunnel.physics.model.architecture import Attention, FeedForward, Layer,
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.physics.model.reading.config_fields import Fields
+from windtunnel.physics.model.reading.functions import FUNCTIONS, OPERATIONS
 
 FOLDER = Path(__file__).parents[1] / "types"
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
@@ -54,7 +53,6 @@ MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", 
                "norms", "ratio", "selected", "out_rank", "index_dim", "streams")  # fmt: skip
 MOST = {"heads": HEADS_MAX, "kv_heads": HEADS_MAX, "experts": HEADS_MAX, "max_sequence_length": TOKENS_MAX}
 NUMBER_MOST = 10**15
-PRIME_MOST = 10**9
 FLAGS = frozenset(
     field.name for kind in (Attention, FeedForward, Layer, Model) for field in fields_of(kind) if field.type == "bool"
 )
@@ -77,54 +75,6 @@ OF_TOWERS = ("image_", "video_", "vision_", "audio_", "projector_", "multimodal_
              "eoa_", "downsample_", "spatial_", "frame_", "adapter_", "qformer_", "vq_", "perceiver_", "merge",
              "patch_", "insert_layer_", "high_res_vision_")  # fmt: skip
 TOWERS_NOTE = "the towers of this checkpoint (vision, audio) are left out: text only"
-
-_OPERATIONS: dict[type, Callable[[Any, Any], object]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Div: operator.truediv,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
-
-
-def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> object:
-    """Layer `i`'s own of a list with one for each, or `key` of a mapping by layer; without key the value itself."""
-    if isinstance(value, list):
-        return value[i]
-    if not key:
-        return value
-    own = (value or {}).get(f"{i:02d}") or (value or {}).get(str(i)) or {}
-    return own.get(key, default)
-
-
-def _padded_primes(base: int, heads: int, tables: int, divisor: int) -> int:
-    """Rows of so many tables with a part for each head, each part the next prime from `base` on, padded (Qwen4-Exp)."""
-    if not 1 < base < PRIME_MOST:
-        raise ValueError(base)
-    rows, prime = 0, base - 1
-    for _ in range(tables):
-        own = 0
-        for _ in range(heads):
-            prime += 1
-            while any(prime % factor == 0 for factor in range(2, isqrt(prime) + 1)):
-                prime += 1
-            own += prime
-        rows += -(-own // divisor) * divisor
-    return rows
-
-
-_FUNCTIONS: dict[str, Callable[..., object]] = {
-    # A layer that a config names in a text of numbers, "4,5,6" (Step 3).
-    "named": lambda numbers, i: str(i) in numbers.split(","),
-    "count": lambda words, word: words.count(word),
-    "padded_primes": _padded_primes,
-    "min": min,
-    "max": max,
-    "len": len,
-    "int": int,
-    "bool": bool,
-    "of_layer": _of_layer,
-    "repeated": lambda parts, times: parts * min(times, LAYERS_MAX),
-}
 
 
 @cache
@@ -180,6 +130,7 @@ class _Reading:
         self.defaults: dict[str, object] = rules.get("defaults", {})
         self.aliases: dict[str, str] = rules.get("aliases", {})
         self.kept: dict[tuple[str, str], object] = {}
+        self.by_layer: dict[tuple[str, str], bool] = {}  # whether a noun's entries ask for the layer
 
     def value(self, text: object, i: int = -1) -> Any:
         """What an entry of the file says."""
@@ -204,9 +155,9 @@ class _Reading:
             case ast.Subscript():
                 return self._of(node.value, i)[self._of(node.slice, i)]
             case ast.BinOp():
-                return self._number(_OPERATIONS[type(node.op)], self._of(node.left, i), self._of(node.right, i))
+                return self._number(OPERATIONS[type(node.op)], self._of(node.left, i), self._of(node.right, i))
             case ast.Compare():
-                return _OPERATIONS[type(node.ops[0])](self._of(node.left, i), self._of(node.comparators[0], i))
+                return OPERATIONS[type(node.ops[0])](self._of(node.left, i), self._of(node.comparators[0], i))
             case ast.BoolOp():
                 for one in node.values:
                     found = self._of(one, i)
@@ -223,7 +174,7 @@ class _Reading:
             case ast.Call(func=ast.Name(id="given" | "has" as name), args=[ast.Constant(value=str(key))]):
                 return self.fields.given(key) if name == "given" else self.fields.has(key)
             case ast.Call(func=ast.Name(id=name)):
-                return _FUNCTIONS[name](*(self._of(one, i) for one in node.args))
+                return FUNCTIONS[name](*(self._of(one, i) for one in node.args))
         raise ValueError(ast.dump(node))
 
     @staticmethod
@@ -276,11 +227,12 @@ class _Reading:
     def once(self, part: str, name: str, i: int, make: Callable[[dict[str, object]], object]) -> Any:
         """The noun called `name`, made once unless its entries ask for the layer."""
         entries = self.rules[part][name]
-        texts = [text for text in entries.values() if isinstance(text, str)]
-        each = any(_parsed(t.lstrip("= "))[1] for t in texts) or any(
-            isinstance(v, str) and _parsed(v)[1] for k, v in self.defaults.items() if any(k in t for t in texts)
-        )
-        key = (part, f"{name}:{i}" if each else name)
+        if (part, name) not in self.by_layer:
+            texts = [text for text in entries.values() if isinstance(text, str)]
+            self.by_layer[part, name] = any(_parsed(t.lstrip("= "))[1] for t in texts) or any(
+                isinstance(v, str) and _parsed(v)[1] for k, v in self.defaults.items() if any(k in t for t in texts)
+            )
+        key = (part, f"{name}:{i}" if self.by_layer[part, name] else name)
         if key not in self.kept:
             self.kept[key] = make(self.entries(part, name, entries, i))
         return self.kept[key]
@@ -289,7 +241,7 @@ class _Reading:
 def read_type(name: str, fields: Fields) -> Model:
     """The model of a config whose `model_type` is `name`. Raises SpecError."""
     rules, outer = _type(name), name
-    field = rules.get("inside")
+    field, tied = rules.get("inside"), rules.get("tied")
     if field is None or (not fields.has(field) and ("mixers" in rules or rules.get("flat"))):
         name = name if "mixers" in rules else rules["text"]
         if not any(fields.has(tower) for tower in TOWERS):
@@ -306,8 +258,8 @@ def read_type(name: str, fields: Fields) -> Model:
         name, rules = own, {**_type(own), "notes": [*_type(own).get("notes", ()), *rules.get("notes", ())]}
         if "inside" in rules:
             return read_type(own, text)
-    if fields.has("tie_word_embeddings") or "tied" in rules:
-        tied = fields.flag("tie_word_embeddings", rules.get("tied", False))
+    if fields.has("tie_word_embeddings") or tied is not None:
+        tied = fields.flag("tie_word_embeddings", bool(tied))
         rules = {**rules, "model": {**rules["model"], "tied_embeddings": tied}}
         text.ignore("tie_word_embeddings")
     read = _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())

@@ -35,6 +35,7 @@ def mpt(f: Fields) -> Model:
     inner.ignore(
         "alibi_bias_max", "attn_impl", "attn_pdrop", "attn_uses_sequence_id", "clip_qkv", "softmax_scale",
         "fused_qkv", "rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config",
+        "tie_word_embeddings",  # of its config's class in transformers 4, which writes all that any config has
     )  # fmt: skip
     inner.close()
     f.ignore("embedding_fraction", "init_config", "init_device", "logit_scale", "tokenizer_name", "verbose", "fc_type")

@@ -29,7 +29,7 @@ NO_EFFECT = (
 USUAL = {
     **PLAIN, "ep": 1, "pp": 1, "virtual_stages": 1, "schedule": "1f1b", "overlap_grad_reduce": True, "cp_kind": "ring",
     "overlap_param_gather": True, "overlap_tp": False, "optimizer": "adam", "sequence_parallel": False,
-    "gradient_dtype": "bf16",
+    "gradient_dtype": "bf16", "experts_impl": "grouped",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "cp", "dp", "zero_stage", "shard_group", "precision", "recompute", "offload_optimizer",
@@ -50,6 +50,8 @@ def write(plan: OpenPlan, dp: int, n_gpus: int) -> tuple[str, tuple[str, ...]]:
     zero = (0 if plain else 3) if zero is None else zero
     precision, recompute = plan.precision or "bf16", plan.recompute or "none"
     usual: dict[str, object] = {**USUAL, "framework": plan.framework}
+    if plan.framework == "pytorch":
+        usual["experts_impl"] = "sequential"
     if zero < 2:
         usual |= {name: getattr(plan, name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
     left = with_left_out(plan, WRITTEN, usual)

@@ -33,6 +33,7 @@ NO_EFFECT = (
 USUAL = {
     **PLAIN, "framework": "deepspeed", "ep": 1, "virtual_stages": 1, "schedule": "1f1b", "overlap_param_gather": True,
     "overlap_tp": False, "compile": False, "recompute": "none", "sequence_parallel": False, "cp_kind": "ulysses",
+    "experts_impl": "grouped",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "dp", "global_batch", "micro_batch", "zero_stage", "shard_group", "precision",

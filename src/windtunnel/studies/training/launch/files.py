@@ -56,5 +56,7 @@ def launch_of(kind: str, result: Result) -> dict[str, str]:
     plan = dict(result.spec["plan"])
     if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
         plan["etp"] = None
+    elif kind == "megatron" and plan["framework"] == "megatron":
+        plan["experts_impl"] = plan["experts_impl"] or "streams"
     name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
     return {name: text}

@@ -33,7 +33,7 @@ WRITTEN = {
     "shard_group",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p", "overlap_ep", "recompute",
     "offload_optimizer", "gradient_dtype", "precision", "fp8_parameters", "cuda_graphs", "compile", "optimizer",
-    "optimizer_dtype", "bucket_parameters", "release", "lora_targets", "dispatcher",
+    "optimizer_dtype", "bucket_parameters", "release", "lora_targets", "dispatcher", "experts_impl",
 }  # fmt: skip
 
 
@@ -146,6 +146,9 @@ def _arguments(plan: OpenPlan, dp: int) -> Iterator[str]:
             yield f"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {plan.dispatcher}"
         else:
             yield "--moe-token-dispatcher-type alltoall"  # its default gathers every token on every rank
+    experts = plan.experts_impl or ("streams" if (plan.ep or 1) > 1 else "sequential")
+    if experts != "sequential":  # its default
+        yield "--moe-grouped-gemm" + (" --moe-use-grouped-tensor" if experts == "grouped" else "")
     if plan.etp is not None:
         yield f"--expert-tensor-parallel-size {plan.etp}"
     if tp > 1 and plan.sequence_parallel is not False:

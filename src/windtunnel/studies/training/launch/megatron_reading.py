@@ -28,7 +28,7 @@ NO_EFFECT = re.compile(
     r"moe-aux|moe-z-loss|moe-router-(load|score|dtype|bias|enable|num-groups|group|topk-scaling|pre)|moe-input-jitter|"
     r"make-vocab|legacy|use-mcore|use-legacy|use-flash-attn|no-(masked|bias|gradient|check|rope|one)|check-for|enable-one|"
     r"te-rng|override|rerun|calculate-per|cross-entropy|loss-scale|initial-loss|hysteresis|apply-query|local[-_]rank|"
-    r"reuse-grad-buf|fp8-(margin|interval|amax|history)|profile|record-memory|moe-grouped-gemm|moe-permute-fusion|moe-per-layer|"
+    r"reuse-grad-buf|fp8-(margin|interval|amax|history)|profile|record-memory|moe-permute-fusion|moe-per-layer|"
     r"nccl|high-priority|ddp-(average|num)|align|delay-wgrad|overlap-param-gather-with|empty-unused|straggler|"
     r"rampup|transformer-engine|export|iterations|config|role|tee|redirects|log[-_]dir|standalone|max[-_]restarts|mtp-loss)"
 )
@@ -200,6 +200,7 @@ def _fields(found: Arguments, n_gpus: int) -> dict[str, object]:
         found.asked.discard("--moe-token-dispatcher-type")
     elif kind == "flex" and (backend in ("deepep", "hybridep") or found.on("--moe-enable-deepep")):
         fields["dispatcher"] = backend or "deepep"
+    fields |= _experts(found)
     fields["recompute"] = _recompute(found)
     if found.on("--optimizer-cpu-offload"):
         share = found.word("--optimizer-offload-fraction", "1.0")
@@ -300,6 +301,19 @@ def _shards(found: Arguments, ranks: int) -> dict[str, object]:
         fields["shard_group"] = max(1, ranks // instances)
     bucket = found.number("--ddp-bucket-size")
     return fields | ({} if bucket is None else {"bucket_parameters": bucket})
+
+
+def _experts(found: Arguments) -> dict[str, object]:
+    """How a GPU's experts are launched: by itself an expert behind the other (`SequentialMLP`).
+
+    `--moe-grouped-gemm` is TransformerEngine's GroupedLinear, a product of cuBLAS for each; one kernel for all where
+    its operation fuser or its grouped tensors are asked for (`transformer_config.py`).
+    """
+    gathered = [found.on(name) for name in ("--use-transformer-engine-op-fuser", "--moe-use-grouped-tensor")]
+    if found.on("--moe-grouped-gemm"):
+        return {"experts_impl": "grouped" if any(gathered) else "streams"}
+    mixture = found.number("--num-experts") or found.count("--expert-model-parallel-size", 1) > 1
+    return {"experts_impl": "sequential"} if mixture else {}
 
 
 def _recompute(found: Arguments) -> str:

@@ -9,7 +9,7 @@ ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 USUAL = {
     **PLAIN, "framework": "nanotron", "overlap_tp_backward": True, "overlap_param_gather": False, "overlap_tp": False,
     "gradient_dtype": "fp32", "precision": "bf16", "compile": False, "optimizer": "adam", "offload_optimizer": 0.0,
-    "cp_kind": "ring", "virtual_stages": 1,
+    "cp_kind": "ring", "virtual_stages": 1, "experts_impl": "streams",
 }  # fmt: skip
 WRITTEN = {
     "tp", "pp", "cp", "ep", "dp", "micro_batch", "global_batch", "seq_len", "sequence_parallel", "schedule",

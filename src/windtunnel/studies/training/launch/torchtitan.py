@@ -46,6 +46,7 @@ NO_EFFECT = (
 USUAL = {
     **PLAIN, "framework": "torchtitan", "gradient_dtype": "fp32", "overlap_grad_reduce": True, "cp_kind": "ring",
     "overlap_param_gather": True, "optimizer": "adam", "sequence_parallel": True,
+    "experts_impl": "grouped",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages", "schedule", "zero_stage", "shard_group",

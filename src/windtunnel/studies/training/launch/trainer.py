@@ -43,6 +43,8 @@ ATTENTION = (  # words of the file -> kernel; what is not here is the GPU's best
         (r"eager|disabled", "unfused"), (r"triton|flex_attention|flex", "triton"),
     ),
 )  # fmt: skip
+EXPERTS = {"eager": "sequential", "grouped_mm": "grouped"}  # Transformers' `experts_implementation`
+OF_MODEL = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "experts_implementation")  # of `from_pretrained`
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon", "paged_adamw": "adam"}
@@ -57,6 +59,7 @@ READ = (
     "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
     "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
     "torch_compile", "r", "stated_model", "global_batch_size", "zero_stage", "cp_kind", "use_flash_attention_2",
+    "experts_implementation",
 )  # fmt: skip
 # Change no step's time or memory, or are read elsewhere.
 NO_EFFECT = (  # beginnings of names
@@ -151,6 +154,7 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
         fields |= {"framework": "megatron", "zero_stage": int(_on(settings.get("use_distributed_optimizer")))}
     fields |= _adapters(settings, of_factory, unknown)
     fields |= _attention(settings, fields, unknown)
+    fields |= _experts(settings, fields, unknown)
     fields |= _optimizer(settings, fields, unknown)
     stage = settings.get("stage", settings.get("rl"))
     if stage == "dpo":
@@ -252,6 +256,16 @@ def _attention(settings: Settings, fields: Mapping[str, object], unknown: list[s
     return {"attention_impl": kernel}
 
 
+def _experts(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
+    """How experts are launched, where a file says it."""
+    asked = settings.get("experts_implementation")
+    launched = EXPERTS.get(str(asked))
+    if asked is not None and (launched is None or (launched == "grouped" and fields["framework"] == "pytorch")):
+        unknown.append(f"experts_implementation {asked}")
+        return {}
+    return {"experts_impl": launched} if launched else {}
+
+
 def _strings(value: object) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else []
 
@@ -336,9 +350,7 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
         elif name == "from_pretrained" and "Model" in owner:
             first = _constant(node.args[0], values) if node.args else said.get("pretrained_model_name_or_path")
             yield "model_name_or_path", first
-            yield from (
-                (key, said[key]) for key in ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit") if key in said
-            )
+            yield from ((key, said[key]) for key in OF_MODEL if key in said)
         elif said.get("truncation") and isinstance(said.get("max_length"), int):
             yield "max_length", said["max_length"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.cost.training import software, training_document
@@ -95,12 +95,14 @@ def shard_of(layout: Layout) -> Shard:
     )
 
 
-def _expert_habits(layout: Layout) -> dict[str, float]:
+def _expert_habits(layout: Layout) -> dict[str, Any]:
     """How experts are launched, and what their activation moves, by framework and release."""
-    habits = dict(training_document()["experts"])
-    if layout.habits.grouped_experts:
-        habits |= {"expert_launches": 0.0, "expert_launches_low": 0.0, "chained_passes": EAGER_CHAIN}
-    if (layout.habits.grouped_experts and layout.plan.compile) or not software(layout.plan.release).chained_activation:
+    habits = {**training_document()["experts"], "experts_impl": layout.experts_impl}
+    # Beside torch._grouped_mm PyTorch's own ops, which its compiler fuses.
+    pytorch = layout.experts_impl == "grouped" and layout.plan.framework in PYTORCH_ATTENTION
+    if pytorch:
+        habits["chained_passes"] = EAGER_CHAIN
+    if (pytorch and layout.plan.compile) or not software(layout.plan.release).chained_activation:
         habits["chained_passes"] = 1.0
     return habits
 

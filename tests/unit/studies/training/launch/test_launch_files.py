@@ -204,6 +204,9 @@ def test_what_has_no_option_stands_in_a_comment() -> None:
         ({"zero_stage": 3}, "--ckpt-format fsdp_dtensor", ""),
         ({"ep": 8}, "--moe-token-dispatcher-type alltoall", ""),
         ({"ep": 8, "dispatcher": "deepep"}, "--moe-flex-dispatcher-backend deepep", "alltoall"),
+        ({"ep": 8}, "--moe-grouped-gemm", "--moe-use-grouped-tensor"),
+        ({"experts_impl": "grouped"}, "--moe-grouped-gemm --moe-use-grouped-tensor", ""),
+        ({"ep": 8, "experts_impl": "sequential"}, "--expert-model-parallel-size 8", "--moe-grouped-gemm"),
         ({"offload_optimizer": 1.0}, "--use-precision-aware-optimizer", ""),
         ({"ep": 8, "overlap_ep": True}, "--overlap-moe-expert-parallel-comm", ""),
         ({"ep": 8, "overlap_ep": True, "pp": 2, "virtual_stages": 2}, "--overlap-moe-expert-parallel-comm", ""),
@@ -224,6 +227,26 @@ def test_megatron_gets_what_an_argument_needs_and_nothing_that_it_asserts_agains
     _, text, left = launch_flags("megatron", {"global_batch": 64, "seq_len": 2048, **fields}, 64, "a model")
     assert wanted in (text if wanted.startswith("--") else " ".join(left))
     assert not refused or refused not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "launched"),
+    [
+        ("--num-layers 2", None),
+        ("--num-experts 8", "sequential"),
+        ("--expert-model-parallel-size 8", "sequential"),
+        ("--num-experts 8 --moe-grouped-gemm", "streams"),
+        ("--num-experts 8 --moe-grouped-gemm --moe-use-grouped-tensor", "grouped"),
+        ("--num-experts 8 --moe-grouped-gemm --use-transformer-engine-op-fuser", "grouped"),
+        ("--num-experts 8 --use-transformer-engine-op-fuser", "sequential"),
+    ],
+)
+def test_how_experts_are_launched_is_read(tmp_path: Path, words: str, launched: str | None) -> None:
+    path = tmp_path / "pretrain.args"
+    path.write_text(f"--global-batch-size 64 --seq-length 2048 {words}\n", encoding="utf-8")
+    found = read_native(path, 8)
+    assert found.fields.get("experts_impl") == launched
+    assert found.unknown == ()
 
 
 def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) -> None:

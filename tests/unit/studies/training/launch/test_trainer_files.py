@@ -243,6 +243,23 @@ def test_other_trainers(
     assert {option.split()[0] for option in native.unknown} == set(unknown)
 
 
+@pytest.mark.parametrize(
+    ("asked", "launched", "unknown"),
+    [
+        ("eager", "sequential", ()),
+        ("grouped_mm", "grouped", ()),
+        ("batched_mm", None, ("experts_implementation batched_mm",)),
+    ],
+)
+def test_how_transformers_launches_experts_is_read(
+    asked: str, launched: str | None, unknown: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("torch_dtype=", f'experts_implementation="{asked}", torch_dtype='))
+    found = read_native(path, 8)
+    assert (found.fields.get("experts_impl"), found.unknown) == (launched, unknown)
+
+
 def test_a_script_of_no_framework_is_refused(tmp_path: Path) -> None:
     """It was taken for Megatron-Core's with a plan of defaults in fp32."""
     path = tmp_path / "train.sh"
