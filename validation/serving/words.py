@@ -98,9 +98,7 @@ def main() -> None:
         for word, reason in refused.items():
             print(f"    {word}: {reason[:150]}")
     able = asked - impossible
-    print(
-        f"answered {answered} of {asked}: {answered / asked:.1%}; of the {able} that an engine runs {answered / able:.1%}"
-    )
+    print(f"answered {answered} of {asked}: {answered / asked:.1%}; of {able} that engines run {answered / able:.1%}")
 
 
 if __name__ == "__main__":
