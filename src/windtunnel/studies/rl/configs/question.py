@@ -200,17 +200,18 @@ def _devices(value: object) -> list[int] | None:
     return found
 
 
-def _place(values: dict[str, Any]) -> None:
+def _place(values: dict[str, object]) -> None:
     """Pools from the GPUs of each side, and the samples of an optimizer step from those of a rank."""
     trained, generating = values.pop("train_devices", None), values.pop("generate_devices", None)
     each = values.pop("rank_batch", None)
     values.pop("grouped", None)
-    if not trained:
+    if not isinstance(trained, list):
         return
-    sizes = [values.get(f"learner.{name}", 1) for name in ("tp", "pp", "cp")]
+    sizes = [values.get(f"learner.{name}") for name in ("tp", "pp", "cp")]
     if isinstance(each, int):
-        values["learner.train_batch"] = max(1, each * len(trained) // prod(sizes))
-    if generating:
+        replica = prod(size for size in sizes if isinstance(size, int))
+        values["learner.train_batch"] = max(1, each * len(trained) // replica)
+    if isinstance(generating, list):
         values["all"] = len({*trained, *generating})
         if set(trained) & set(generating):
             values["colocated"] = True
