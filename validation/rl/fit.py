@@ -8,7 +8,8 @@ For each row: generation, learner and weight bytes as predicted with every facto
     one ahead      max(g Gb, f L) + w + c       Gb: a step whose learner takes no time; w: weight update, offload
 
 and g, l, m, c are fitted on the logarithm by Gauss-Newton with a weak prior, on all releases but one in turn. The
-last line: each release's first row gives one factor for its others, which is what one measured step brings.
+last lines: one measured step as an anchor, half of the logarithm of its factor carried, for each pair of rows of one
+release, model and GPU; and of those that compute in one format.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.rl.run import RlRow, missing, question_of
 from windtunnel.files.table import read_table
+from windtunnel.studies.rl.anchor import CARRIED
 from windtunnel.studies.rl.clock import Times
 from windtunnel.studies.rl.job import batch_time_s, run_of, settled
 
@@ -44,6 +47,7 @@ class Part:
     experts: bool
     colocated: bool
     published_s: float  # weight update, and what is offloaded for it
+    like: tuple[str, ...]  # model, GPU, formats of both sides: what an anchor of another step is known to carry over
 
     def step_s(self, logs: NDArray[np.float64]) -> float:
         """The step with these factors."""
@@ -73,7 +77,8 @@ def part_of(row: RlRow) -> Part | None:
     learner = plain.trainer.passes(plain.sample_tokens(), plain.train_batch).total_s
     published_s = job.times.refit_s + job.times.between_s - job.habits.between_s
     experts = any(layer.feed_forward.kind == "moe" for layer in job.model.layers)
-    return Part(row.id, row.text("source"), measured, generation, learner, experts, job.colocated, published_s)
+    like = tuple(row.text(name) for name in ("model", "gpu", "gen_precision", "train_precision"))
+    return Part(row.id, row.text("source"), measured, generation, learner, experts, job.colocated, published_s, like)
 
 
 def fitted(parts: Sequence[Part]) -> NDArray[np.float64]:
@@ -98,7 +103,7 @@ def told(name: str, errors: Sequence[float], logs: NDArray[np.float64] | None = 
     """A line of the report."""
     off = np.array(errors)
     factors = "" if logs is None else ", ".join(f"{n} {v:.3g}" for n, v in zip(NAMES, np.exp(logs), strict=True))
-    print(f"{name:36} {len(off):3} rows  mean {np.abs(off).mean():6.1%}  bias {off.mean():+6.1%}  {factors}")
+    print(f"{name:54} {len(off):3} rows  mean {np.abs(off).mean():6.1%}  bias {off.mean():+6.1%}  {factors}")
 
 
 def main() -> None:
@@ -111,7 +116,7 @@ def main() -> None:
     logs = fitted(parts)
     told("all, fitted on all", [one.step_s(logs) / one.measured_s - 1 for one in parts], logs)
     left_out: list[float] = []
-    anchored: list[float] = []
+    pairs: dict[str, list[float]] = {"not anchored": [], "anchored": [], "in one format, anchored": []}
     for source in sorted({one.source for one in parts}):
         own = [one for one in parts if one.source == source]
         others = [one for one in parts if one.source != source]
@@ -121,11 +126,18 @@ def main() -> None:
         errors = [one.step_s(logs) / one.measured_s - 1 for one in own]
         told(f"left out: {source[-24:]}", errors, logs)
         left_out += errors
-        anchored += [(1 + error) / (1 + errors[0]) - 1 for error in errors[1:]]
+        for (first, there), (second, error) in permutations(zip(own, errors, strict=True), 2):
+            if first.like[:2] == second.like[:2]:
+                carried = (1 + error) / (1 + there) ** CARRIED - 1
+                pairs["not anchored"].append(error)
+                pairs["anchored"].append(carried)
+                if first.like == second.like:
+                    pairs["in one format, anchored"].append(carried)
     if left_out:
         told("left out, all", left_out)
-    if anchored:
-        told("and anchored on its first row", anchored)
+    for name, carried_errors in pairs.items():
+        if carried_errors:
+            told(f"pairs of a model and GPU, {name}", carried_errors)
 
 
 if __name__ == "__main__":

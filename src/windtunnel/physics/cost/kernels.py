@@ -126,7 +126,8 @@ def _gemm(costs: KernelCosts, m: float, n: float, k: float, dtype: str) -> Price
         slower = max(1.0, gpu.peak_flops("bf16") / rate)
         price = price.scaled(slower).widened(-_BORROWED_BAND, _BORROWED_BAND, Source.FITTED)
     timed = rate_dtype if dtype in _TABLE_OF else "bf16"
-    price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype), 2.0 * m * n * k / rate, timed)
+    shortest_s = table.grid.shortest_s
+    price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype), 2.0 * m * n * k / rate, shortest_s, timed)
     return _at_least(price, 2.0 * m * n * k / rate)
 
 
@@ -189,7 +190,7 @@ def _attention(
             price = price.widened(-extra, extra, price.source)
         memory_s = bytes_total / (gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0])
         products_s = 4.0 * query_rows * mean_length * mean_dim / gpu.peak_flops("bf16")
-        price = _at_least(_scaled(costs, price, bytes_total, products_s), memory_s)
+        price = _at_least(_scaled(costs, price, bytes_total, products_s, table.grid.shortest_s), memory_s)
     if dtype in ("fp32", "fp64"):  # no flash kernel takes it: the fused one that does computes at that rate
         slower = max(1.0, gpu.peak_flops("bf16") / gpu.flops_per_s.get(dtype, gpu.peak_flops("bf16")))
         idle = _attention(costs, 1, 1, 1, 1, 1, 128, True, None, False, "bf16", None).seconds  # starts, ends
@@ -241,9 +242,11 @@ def _banded(
 
 
 def _scaled(
-    costs: KernelCosts, price: Price, bytes_total: float, products_s: float, dtype: str = "bf16"
+    costs: KernelCosts, price: Price, bytes_total: float, products_s: float, shortest_s: float, dtype: str = "bf16"
 ) -> Price:  # fmt: skip
     """From the measured GPU to the one that borrows its tables; `products_s`: of its matrix units' peak in `dtype`.
+
+    `shortest_s`: of the table, a launch that takes as long here (`roofline.borrowed_s`).
 
     Where they lose far more than the memory does (H20), a kernel keeps its time but for the memory, and is not faster
     than its products at the share of the peak that a large one reaches: on such a GPU nearly every kernel reaches it.
@@ -254,9 +257,12 @@ def _scaled(
     source = Source(max(price.source, Source.INTERPOLATED))
     compute = roofline.compute_beside_sibling(costs.gpu, dtype)
     if compute < 0.5 * scale.memory:
-        price = price.scaled(1.0 / scale.memory).widened(-0.15, 0.15, source)
+        launch = min(price.seconds, max(roofline.launch_floor_s(), shortest_s))
+        seconds = launch + (price.seconds - launch) / scale.memory
+        price = price.scaled(seconds / price.seconds).widened(-0.15, 0.15, source)
         return _at_least(price, products_s / roofline.gemm_efficiency(costs.gpu, "bf16").peak)
-    price = price.scaled(roofline.beside_sibling(costs.gpu, bytes_total, products_s, dtype))
+    seconds = roofline.borrowed_s(costs.gpu, price.seconds, bytes_total, products_s, dtype, shortest_s)
+    price = price.scaled(seconds / price.seconds)
     price = price.widened(-0.05, 0.05, source)
     if scale.memory < compute:
         efficiency, _ = roofline.memory_efficiency(costs.gpu)

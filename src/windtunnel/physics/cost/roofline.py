@@ -134,9 +134,15 @@ def beside_sibling(gpu: Gpu, bytes_total: float, products_s: float, dtype: str =
     return max(read_s, products_s) / there_s if there_s else 1.0
 
 
-def borrowed_s(gpu: Gpu, seconds: float, bytes_total: float, products_s: float, dtype: str = "bf16") -> float:
-    """A kernel that took `seconds` on the sibling: what is beyond a launch takes `beside_sibling` times as long."""
-    launch = min(seconds, launch_floor_s())
+def borrowed_s(
+    gpu: Gpu, seconds: float, bytes_total: float, products_s: float, dtype: str = "bf16", shortest_s: float = 0.0
+) -> float:
+    """A kernel that took `seconds` on the sibling: what is beyond a launch takes `beside_sibling` times as long.
+
+    `shortest_s`: of its table, where that is longer than one launch. A product in 8 or 4 bits is timed with the kernel
+    that quantises its operand, which for one row moves next to nothing.
+    """
+    launch = min(seconds, max(launch_floor_s(), shortest_s))
     return launch + (seconds - launch) * beside_sibling(gpu, bytes_total, products_s, dtype)
 
 

@@ -76,7 +76,7 @@ class Interpreted:
             if instant is None:
                 return sum(time >= 0 for time in self.end)
             self.now = instant
-            ended: list[int] = []
+            ended: list[int] = []  # ops that may start now
             while self._events.next_ns() == instant:
                 _, stream, _ = self._events.pop()
                 if self._key[stream] != instant:  # its rate has changed since
@@ -91,45 +91,49 @@ class Interpreted:
                 self._count[program][self._class[op]] -= 1
                 if self._group[op] >= 0:
                     self._touched.add(self._group[op])  # without this member the others may go faster
-                ended.append(op)
-            self._go_on([op for before in ended for op in self._ended(before)])
+                ended += self._ended(op)
+            self._go_on(ended)
 
     def _ended(self, op: int) -> list[int]:
         """The ops that waited for this one alone."""
-        free, end = [], self.end[op]
+        free, end, ready, missing = [], self.end[op], self._ready, self._missing
         for later in self._after[op]:
-            if end > self._ready[later]:
-                self._ready[later] = end
-            self._missing[later] -= 1
-            if not self._missing[later]:
+            if end > ready[later]:
+                ready[later] = end
+            missing[later] -= 1
+            if not missing[later]:
                 free.append(later)
         return free
 
     def _go_on(self, free: list[int]) -> None:
         """Start ops that wait for nothing; those of class 0 are done at once, and may lead on to times after now."""
+        groups, classes, durations, ready = self._group, self._class, self._duration, self._ready
+        start, end, now = self.start, self.end, self.now
         while free:
             op = free.pop()
-            group = self._group[op]
-            members = [op]
-            if group >= 0:
+            group = groups[op]
+            if group < 0:  # for the most part
+                members = [op]
+                time, rated = ready[op], classes[op]
+            else:
                 self._absent[group] -= 1
                 if self._absent[group]:
                     continue
                 members = self._members[group]
-            time = max(self._ready[member] for member in members)
-            rated = any(self._class[member] for member in members)
+                time = max([ready[member] for member in members])
+                rated = max([classes[member] for member in members])
             for member in members:
-                self.start[member] = time
-                if rated and self._duration[member]:
+                start[member] = time
+                if rated and durations[member]:
                     stream = self._stream[member]
                     self._active[stream], self._key[stream] = member, time
-                    if time <= self.now:
+                    if time <= now:
                         self._begin(stream, member)
                     else:
                         self._events.push(time, stream)
                     self._dirty.add(self._rank[stream])
                 else:
-                    self.end[member] = time + self._duration[member]
+                    end[member] = time + durations[member]
                     free += self._ended(member)
 
     def _begin(self, stream: int, op: int) -> None:
@@ -142,16 +146,19 @@ class Interpreted:
 
     def _set_rates(self) -> None:
         """New rates where the set of running ops has changed; a rendezvous goes at the lowest of its members'."""
+        running, active = self._running, self._active
         for program in self._dirty:
             count = self._count[program]
+            beside = [other for other in range(1, len(count)) if count[other]]
             for stream in self._streams_of[program]:
-                if not self._running[stream]:
+                if not running[stream]:
                     continue
-                op = self._active[stream]
+                op = active[stream]
                 own, extra = self._class[op], 0.0
-                for other in range(1, len(count)):
+                factor = self._factor[own]
+                for other in beside:
                     if count[other] > (other == own):
-                        extra += self._factor[own][other]
+                        extra += factor[other]
                 self._own[stream] = 1.0 / (1.0 + extra)
                 if self._group[op] < 0:
                     self._set(stream, self._own[stream])

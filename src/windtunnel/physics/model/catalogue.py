@@ -62,6 +62,7 @@ ALIASES = {
     "ministral-3-8b-base-2512": "ministral-3-8b",
     "mistral-small-4-119b-2603": "mistral-small-4",
     "nemotron-h-56b-base-8k": "nemotron-h-56b",
+    "nemotron-h-8b-base-8k": "nemotron-h-8b",
     "phi-3-medium-4k-instruct": "phi-3-medium",
     "phi-3-mini-4k-instruct": "phi-3-mini",
     "stable-diffusion-3.5-large": "sd3.5-large",

@@ -135,7 +135,7 @@ class Rl:
     ] = None
     framework: Annotated[
         str | None,
-        About("Framework and release: verl, nemo-rl-0.6, slime, openrlhf, areal, skyrl, prime-rl, trl (verl)."),
+        About("Framework and release: verl, nemo-rl-0.6, slime, openrlhf, areal, skyrl, prime-rl, trl, roll (verl)."),
     ] = None
     prompts: Annotated[int | None, About("Prompts of a step (the config's).", BATCH, least=1, most=1_000_000)] = None
     samples: Annotated[int | None, About("Samples of a prompt (1).", BATCH, least=1, most=100_000)] = None

@@ -137,6 +137,7 @@ class Run:
         self._home: dict[int, int] = {}  # of samples with turns: the generator of the last one
         self._open: dict[int, _Group] = {}  # begun and not trained, in order
         self._in_flight = 0  # groups
+        self._goal = 0  # steps to which it runs
         self._training = False
         self._draining = False  # nothing begins: generators run empty, or weights change
         self._updating = False
@@ -149,7 +150,8 @@ class Run:
 
     def until(self, steps: int, latest_ns: int = NEVER) -> None:
         """Run to so many trained batches, or to `latest_ns`. Raises SpecError where nothing more would happen."""
-        self._feed(0)
+        self._goal = steps
+        self._feed(self.now_ns)
         while len(self.steps) < steps:
             if latest_ns < self._loop.next_ns < NEVER:
                 return
@@ -174,9 +176,9 @@ class Run:
     # ------------------------------------------------------------------------------------------------ generation
 
     def _feed(self, now_ns: int) -> None:
-        """Begin the groups that may."""
+        """Begin the groups that may; none behind the last step, as nobody would wait for it."""
         rules = self.rules
-        if self._draining:
+        if self._draining or len(self.steps) >= self._goal:
             return
         most = NEVER if rules.in_flight is None else rules.in_flight
         while self._in_flight < most and self._may_begin:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.physics.cost.inference import inference_kernels
-from windtunnel.physics.cost.inference.kernels import InferenceKernels
+from windtunnel.physics.cost.inference.kernels import InferenceKernels, quantised_grids
 from windtunnel.physics.cost.roofline import beside_sibling, borrowed_s, launch_floor_s
 from windtunnel.physics.hardware import get_gpu, parse_cluster
 
@@ -55,11 +55,25 @@ def test_a_launch_is_not_stretched_with_the_kernel() -> None:
     assert borrowed_s(gpu, launch, 1e9, 0.0) == launch
     assert borrowed_s(gpu, launch + 1e-6, 1e9, 0.0) == pytest.approx(launch + 1e-6 / 0.171)
     borrowed, own = _kernels("gb10"), _kernels("rtx-pro-6000")
+    quantised = quantised_grids("rtx_pro_6000_server")["fp8"].shortest_s  # with the kernel that quantises a row
+    assert quantised > 2 * launch
     here, there = (one.gemm_s(1, 128, 2048, "fp8") for one in (borrowed, own))
-    assert here - launch == pytest.approx((there - launch) / 0.171)
+    assert here - quantised == pytest.approx((there - quantised) / 0.171)
     experts = (4096, 14336, 2, 8, 1, 1, "fp8")
     here, there = (one.experts(*experts).at(1) for one in (borrowed, own))
     assert here - launch == pytest.approx((there - launch) / 0.171)
+
+
+def test_nor_is_one_in_training() -> None:
+    borrowed, own = (_kernels(name).dense for name in ("gb10", "rtx-pro-6000"))
+    here, there = (one.gemm(1, 128, 2048, "bf16").seconds for one in (borrowed, own))
+    assert here == pytest.approx(there, rel=0.01)  # 2.4 us
+    sizes = (1, 64, 64, 1, 1, 128)
+    short = own.tables.attention["bf16"].grid.shortest_s if own.tables else 0.0
+    here, there = (one.attention(*sizes).seconds for one in (borrowed, own))
+    assert here - short == pytest.approx((there - short) / 0.171)
+    large = [one.gemm(8192, 8192, 8192, "bf16").seconds for one in (borrowed, own)]
+    assert large[0] / large[1] == pytest.approx(1 / 0.248, rel=0.01)
 
 
 def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
@@ -70,7 +84,8 @@ def test_a_gpu_with_tables_of_its_own_keeps_their_times() -> None:
 @pytest.mark.parametrize("tokens", [1.0, 64.0, 4096.0])
 def test_quantised_products_take_as_much_longer_as_the_rates_are_less(dtype: str, tokens: float) -> None:
     borrowed, own = _kernels("rtx-pro-4500"), _kernels("rtx-pro-6000")
-    here, there = (one.gemm_s(tokens, 4096, 4096, dtype) - launch_floor_s() for one in (borrowed, own))
+    launch = quantised_grids("rtx_pro_6000_server")[dtype].shortest_s
+    here, there = (one.gemm_s(tokens, 4096, 4096, dtype) - launch for one in (borrowed, own))
     ratio = here / there
     assert 1 / 0.502 <= ratio <= 1 / 0.373
 

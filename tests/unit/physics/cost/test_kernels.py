@@ -192,7 +192,7 @@ def test_bands_widen_away_from_the_measurements() -> None:
 def test_a_sibling_is_slower_by_its_scale() -> None:
     own, sibling = kernel_costs(H100), kernel_costs(CAPPED)
     shape = (8192, 8192, 8192, "bf16")
-    assert sibling.gemm(*shape).seconds == pytest.approx(own.gemm(*shape).seconds / 0.894)
+    assert sibling.gemm(*shape).seconds == pytest.approx(own.gemm(*shape).seconds / 0.894, rel=1e-3)
     streaming = (32_768, 32, 16_384, "bf16")  # one operand streams: bandwidth decides
     assert sibling.gemm(*streaming).seconds > own.gemm(*streaming).seconds / 0.894
 
@@ -316,6 +316,7 @@ def test_a_sibling_with_far_slower_matrix_units_keeps_what_the_memory_gives() ->
     """H20: H200's kernels, 15 % of its products a second, five sixths of its bytes."""
     h200, h20 = kernel_costs(get_gpu("h200-sxm")), kernel_costs(get_gpu("h20"))
     small, large = (8, 8192, 8192), (8192, 8192, 8192)
-    assert h20.gemm(*small, "bf16").seconds / h200.gemm(*small, "bf16").seconds == pytest.approx(1 / 0.833, rel=1e-3)
+    here, there = (one.gemm(*small, "bf16").seconds - roofline.launch_floor_s() for one in (h20, h200))
+    assert here / there == pytest.approx(1 / 0.833, rel=0.01)
     products_s = 2.0 * 8192**3 / 148e12
     assert products_s < h20.gemm(*large, "bf16").seconds < 1.5 * products_s

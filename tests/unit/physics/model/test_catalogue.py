@@ -125,6 +125,9 @@ ROUNDED = {
     "gemma-3-12b": (1.012e9 + 10.759e9, 0.01e9),
     "gemma-3-27b": (1.416e9 + 25.600e9, 0.01e9),
     "minimax-01": (456e9, 0.5e9),  # arXiv 2501.08313: 456B, of which 45.9B meet a token
+    "nemotron-h-8b": (8.1e9, 0.05e9),  # 8B by its name: what this config's matrices add up to
+    "chatglm3-6b": (6.24e9, 0.05e9),  # 6B by its name, the same
+    "baichuan2-13b": (13.9e9, 0.05e9),  # 13B by its name, the same
     "nemotron-4-15b": (12.5e9 + 3.2e9, 0.1e9),  # arXiv 2402.16819: 12.5B non-embedding and 3.2B embedding
     "nemotron-4-340b": (331.6e9 + 9.4e9, 0.1e9),  # arXiv 2406.11704: 331.6B non-embedding and 9.4B embedding
     # Of late 2026: the model cards' names and totals, text alone where there is a tower.

@@ -1,4 +1,4 @@
-"""Short excerpts in the words of eight frameworks: the settings are theirs, the files are ours."""
+"""Short excerpts in the words of nine frameworks: the settings are theirs, the files are ours."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from windtunnel.questions.asked.rl import Rl
 from windtunnel.questions.reading import read_part
 from windtunnel.studies.rl.configs.question import catalogued, read_config
 from windtunnel.studies.rl.configs.settings import read_settings
+from windtunnel.studies.rl.habits import load_habits
 from windtunnel.studies.rl.job import with_config
 
 VERL = """
@@ -122,6 +123,35 @@ beta: 0.0
 TRL_COMMAND = """
 trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name HuggingFaceH4/Polaris-Dataset-53K \\
   --reward_funcs accuracy_reward --generation_batch_size 128 --save_steps 0.1
+"""
+
+
+ROLL_ENVS = """
+max_actions_per_traj: 10
+"""
+ROLL = """
+defaults:
+  - ../config/traj_envs@_here_
+  - ../config/nothing@_here_
+rollout_batch_size: 64
+response_length: 4096
+num_return_sequences_in_group: 8
+use_kl_loss: false
+adv_estimator: reinforce
+init_kl_coef: 0.0
+async_generation_ratio: 1
+pretrain: /data/models/Qwen2.5-7B
+our_own: 3
+actor_train:
+  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 16}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 1}
+  device_mapping: list(range(0,8))+[12, 13]
+actor_infer:
+  strategy_args: {strategy_name: sglang}
+  device_mapping: list(range(14,18))
+  num_gpus_per_worker: 2
 """
 
 
@@ -261,6 +291,38 @@ def test_batches_of_prime_rl_count_samples(tmp_path: Path) -> None:
     data = _data(tmp_path, "rl.toml", PRIME)
     assert (data["prompts"], data["samples"], data["generate"], data["train"]) == (32, 16, 8, 16)
     assert (data["lengths"], data["async_steps"]) == ("cap=16384", 8)
+
+
+def test_pools_of_roll_are_lists_of_gpus_and_its_batch_is_of_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "traj_envs.yaml").write_text(ROLL_ENVS)
+    (tmp_path / "config" / "nothing.yaml").write_text("# nothing yet\n\n  # nor here")
+    (tmp_path / "run").mkdir()
+    data = _data(tmp_path / "run", "rlvr.yaml", ROLL)
+    assert (data["model"], data["prompts"], data["samples"], data["lengths"]) == ("qwen2.5-7b", 64, 8, "cap=4096")
+    assert (data["generate"], data["train"], data["async_steps"]) == (4, 10, 1)
+    assert data["rollout"] == {"engine": "sglang", "gen_tp": 2, "turns": 10}
+    # 2 x 16 samples of each of 10 / 2 ranks; no reference, and old log-probs as the habits have them.
+    assert data["learner"] == {"trainer": "megatron", "tp": 2, "pp": 1, "reference": "no", "train_batch": 160}
+    assert read_config(str(tmp_path / "run" / "rlvr.yaml")).unknown == ("our_own",)
+    assert load_habits("roll").old_logprob == "unless-on-policy"
+
+
+def test_pools_of_roll_that_overlap_are_one_and_a_penalty_by_default_needs_both_passes(tmp_path: Path) -> None:
+    text = ROLL.replace("list(range(14,18))", "list(range(0,4))").replace("init_kl_coef: 0.0", "reward_clip: 10")
+    text = text.replace("num_return_sequences_in_group", "train_env_manager: {group_size: 16}\nour_group")
+    (tmp_path / "roll.yaml").write_text(text)
+    imported = read_config(str(tmp_path / "roll.yaml"))
+    assert not {"generate", "train", "async_steps"} & set(imported.data)
+    assert imported.gpus == 10
+    assert (imported.data["prompts"], imported.data["samples"]) == (4, 16)  # an agentic batch counts samples
+    assert (imported.data["learner"]["reference"], imported.data["learner"]["old_logprob"]) == ("yes", "yes")
+
+
+@pytest.mark.parametrize("text", ["list(range(0,99999999))", "list(range(__import__('os')))", "[0, x]", "all"])
+def test_gpus_of_roll_that_are_no_list_say_nothing(tmp_path: Path, text: str) -> None:
+    data = _data(tmp_path, "roll.yaml", ROLL.replace("list(range(14,18))", text))
+    assert "generate" not in data
 
 
 def test_a_batch_of_trl_follows_from_the_cluster(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class InferenceKernels:
             multiplied = GEMM_DTYPE.get(dtype, dtype)
             multiplied = multiplied if self.gpu.supports(multiplied) else "bf16"
             products_s = 2.0 * m * n * k / self.gpu.peak_flops(multiplied)
-            return roofline.borrowed_s(self.gpu, gemm_s(grid, m, n, k), moved, products_s, multiplied)
+            return roofline.borrowed_s(self.gpu, gemm_s(grid, m, n, k), moved, products_s, multiplied, grid.shortest_s)
         multiplied = self._multiplied(dtype)
         seconds = self.dense.gemm(max(1.0, m), n, k, multiplied).seconds
         ratio = WEIGHT_BYTES[dtype] / WEIGHT_BYTES[multiplied]

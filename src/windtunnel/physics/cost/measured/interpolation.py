@@ -55,6 +55,11 @@ class LogGrid:
     slopes_above: tuple[float, ...]  # d log time / d log x beyond the last node, by axis
     slopes_below: tuple[float, ...]  # and before the first
 
+    @property
+    def shortest_s(self) -> float:
+        """Of all nodes: of a kernel that has next to nothing to do."""
+        return math.exp(self._flat[0])
+
     @cached_property
     def _flat(self) -> list[float]:
         return [float(value) for value in self.log_time.ravel()]

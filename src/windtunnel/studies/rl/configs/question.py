@@ -6,6 +6,7 @@ A table (`verl.yaml`, ...) names for each field of the question the setting that
     only_if     a setting that must be on, `else` what counts where it is not;  only_with: a field that must be there
     times, over another field that it is multiplied with, or divided by;        default: where it is not set
     is          values and what they mean;                                      positive: yes where above 0
+    any         of settings: yes where one is on or above 0, else `else`;       devices: GPUs listed in Python
     least       a number below it says nothing
 
 `critic` names a setting, what it is where it is not set, and the values by which a critic is trained: it is not priced.
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.files.document import own_document
+from windtunnel.files.document import own_document, value_of
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.questions.changing import nested
 from windtunnel.studies.rl.configs.settings import SCRIPTS, Settings, read_settings, referred
@@ -32,6 +33,8 @@ FOLDER = Path(__file__).parent
 TRAINERS = {"fsdp": "fsdp", "megatron": "megatron", "archon": "torchtitan"}
 PROMPT = 150
 NOTHING: tuple[object, ...] = (None, False, [], "", "auto", 0)  # a setting that says nothing
+MOST_DEVICES = 1 << 20
+DEVICES = re.compile(r"list\(range\((?:(\d{1,7}),)?\s*(\d{1,7})\s*\)\)|(?:list\()?\[([\d,\s]+?),?\s*\]\)?")
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?e[-+]?\d+", re.IGNORECASE)
 
 
@@ -62,7 +65,7 @@ def read_config(path: str) -> Imported:
         name = _framework(settings)
     if name is not None:
         return _imported(name, _table(name), settings, path)
-    raise InputFileError(place, "is of no framework that is known", "give one of verl, NeMo RL, slime, OpenRLHF, ...")
+    raise InputFileError(place, "is of no framework that is known", "give one of verl, NeMo RL, slime, ROLL, ...")
 
 
 def _below(place: Path, settings: Settings) -> Settings:
@@ -96,6 +99,7 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
         value = _value(rule, settings, values, read)
         if value is not None:
             values[field] = value
+    _place(values)
     model = str(values.pop("model", ""))
     gpus = _gpus(table["fields"], values, settings)
     data = _question(values)
@@ -133,6 +137,13 @@ def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, obj
         return None
     if "product" in rule:
         return _product(rule["product"], settings, read) or _product(rule.get("else", ()), settings, read)
+    if "any" in rule:
+        read.update(name.partition("=")[0] for name in rule["any"])
+        numbers = [_factor(name, settings) for name in rule["any"]]
+        return "yes" if any(isinstance(number, int | float) and number > 0 for number in numbers) else rule["else"]
+    if "devices" in rule:
+        read.add(rule["devices"])
+        return _devices(settings.get(rule["devices"]))
     names = rule["key"] if isinstance(rule["key"], list) else [rule["key"]]
     if "only_if" in rule:
         read.update([rule["only_if"], *names])  # of no effect where that is off
@@ -173,7 +184,39 @@ def _factor(name: str | int, settings: Settings) -> object:
         return name
     key, _, default = name.partition("=")
     found = settings.get(key)
-    return int(default) if found is None and default else found
+    return value_of(default) if found is None and default else found
+
+
+def _devices(value: object) -> list[int] | None:
+    """`list(range(0,16))`, `[0, 1]`, or a sum of such; None where it is none. Nothing is run."""
+    found: list[int] = []
+    for part in str(value).split("+"):
+        span = DEVICES.fullmatch(part.strip())
+        if span is None:
+            return None
+        found += range(int(span[1] or 0), int(span[2])) if span[2] else [int(one) for one in span[3].split(",")]
+        if len(found) > MOST_DEVICES:
+            return None
+    return found
+
+
+def _place(values: dict[str, object]) -> None:
+    """Pools from the GPUs of each side, and the samples of an optimizer step from those of a rank."""
+    trained, generating = values.pop("train_devices", None), values.pop("generate_devices", None)
+    each = values.pop("rank_batch", None)
+    values.pop("grouped", None)
+    if not isinstance(trained, list):
+        return
+    sizes = [values.get(f"learner.{name}") for name in ("tp", "pp", "cp")]
+    if isinstance(each, int):
+        replica = prod(size for size in sizes if isinstance(size, int))
+        values["learner.train_batch"] = max(1, each * len(trained) // replica)
+    if isinstance(generating, list):
+        values["all"] = len({*trained, *generating})
+        if set(trained) & set(generating):
+            values["colocated"] = True
+        else:
+            values |= {"generate": len(generating), "train": len(trained)}
 
 
 def _question(values: dict[str, Any]) -> dict[str, object]:

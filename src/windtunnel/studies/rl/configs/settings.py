@@ -27,6 +27,7 @@ INNER = re.compile(r"\s--[a-z][\w.]*\s")  # in a word that is a script itself, s
 ABOVE_MOST = 8  # folders above a script in which the paths that it names may begin
 REMEDY = "give the framework's YAML or TOML, or the shell script that launches it"
 DEEPEST = 8  # `defaults:` of `defaults:`
+EMPTY = re.compile(r"(\s*(#.*)?\n)*\s*(#.*)?")
 NAME = r"[A-Za-z_]\w*"
 
 
@@ -42,7 +43,7 @@ def read_settings(path: Path, depth: int = 0) -> Settings:
     below: Settings = {}
     for name in _defaults(data):
         place = path.parent / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
-        if place.exists():
+        if place.exists() and EMPTY.fullmatch(read_text(place, REMEDY)) is None:
             if depth == DEEPEST:
                 raise InputFileError(path, f"has more than {DEEPEST} levels of defaults", "write them into one file")
             below |= read_settings(place, depth + 1)
@@ -64,7 +65,7 @@ def referred(path: Path) -> Settings:
 def _defaults(data: Mapping[str, object]) -> list[str]:
     given = data.get("defaults")
     listed = given if isinstance(given, list) else [given]
-    return [one for one in listed if isinstance(one, str) and one != "_self_"]
+    return [one.removesuffix("@_here_") for one in listed if isinstance(one, str) and one != "_self_"]
 
 
 def _flat(data: Mapping[str, object], prefix: str = "") -> Settings:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import log
 from typing import Protocol
 
@@ -99,15 +100,20 @@ class StepTimes:
     _mixed: dict[int, float] = field(default_factory=dict, repr=False)
     _heads: dict[int, float] = field(default_factory=dict, repr=False)
     _attention: dict[int, list[float]] = field(default_factory=dict, repr=False)
-    _surface: Callable[[float, float], float] = field(init=False, repr=False)
-    _checking: Callable[[float, float], float] = field(init=False, repr=False)  # of 1 + d new tokens of each sequence
-    _contexts: tuple[float, ...] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _surface(self) -> Callable[[float, float], float]:
+        return self.prices.decode_surface()
+
+    @cached_property
+    def _checking(self) -> Callable[[float, float], float]:
+        """Of 1 + d new tokens of each sequence."""
         drafted = self.speculative[0]
-        self._surface = self.prices.decode_surface()
-        self._checking = self.prices.decode_surface(1 + drafted) if drafted else self._surface
-        self._contexts = self.prices.decode_nodes()[1]
+        return self.prices.decode_surface(1 + drafted) if drafted else self._surface
+
+    @cached_property
+    def _contexts(self) -> tuple[float, ...]:
+        return self.prices.decode_nodes()[1]
 
     @property
     def tokens_per_step(self) -> float:
