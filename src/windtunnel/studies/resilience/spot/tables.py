@@ -52,7 +52,7 @@ class SpotModel:
     checkpoint_ms: float
     interval_s: float
     look_ahead: int
-    stages_ms: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)  # by their number
+    stages_ms: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)  # by depth
 
     def layouts(self, nodes: int) -> list[Layout]:
         """Layouts that fit on so many nodes, narrow and shallow first."""
