@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.processes.branches import branches_on, clocks_that_decide
+from windtunnel.real.capture.processes.branches import clocks_that_decide, that_decide
 from windtunnel.real.capture.processes.conditions import calls_not_reached, is_joined
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
-from windtunnel.real.capture.processes.set_order import orders_taken
+from windtunnel.real.capture.processes.set_order import numbers_drawn, orders_taken
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference
@@ -51,15 +51,17 @@ class _Trial(NamedTuple):
     remedy: str
 
 
-def _own(value: float) -> _Trial:
+def _own(value: float, places: Sequence[tuple[str, int]]) -> _Trial:
     remedy = "Ranks with other data part here and wait for ever: reduce the value among the ranks first"
-    return _Trial({"own": value}, "data", "comes from its own data alone", f"where it is {value:g}", remedy)
+    lines = [f"{path}:{line}" for path, line in places]
+    return _Trial(
+        {"own": value, "own_lines": lines}, "data", "comes from its own data alone", f"where it is {value:g}", remedy
+    )
 
 
-_FAST_CLOCK = _Trial(
-    *({"clock": 1e6}, "clock", "is the time of its own", "where that goes faster"),
-    "Ranks come to it at different times, part here and wait for ever: let one rank decide, and broadcast it",
-)
+def _fast_clock(places: Sequence[tuple[str, int]]) -> _Trial:
+    remedy = "Ranks come to it at different times, part here and wait for ever: let one rank decide, and broadcast it"
+    return _Trial({"clock": places}, "clock", "is the time of its own", "where that goes faster", remedy)
 
 
 class Checks:
@@ -159,12 +161,12 @@ class Checks:
         rank = min(self._workers.outcomes)
         outcome, logs = self._workers.outcomes[rank], self._logs()
         reads = [_split(line) for line in outcome.get("own_reads", ())]
-        deciding = [(path, line) for path, line in reads if branches_on(path, line)]
-        clocks = clocks_that_decide(list(outcome.get("files", {})))
+        files = list(outcome.get("files", {}))
+        deciding, clocks = that_decide(files, reads), clocks_that_decide(files)
         if rank not in logs:
             return
-        for trial in (*(_own(value) for value in (1e-12, math.inf)), _FAST_CLOCK):
-            places = clocks if trial is _FAST_CLOCK else deciding
+        trials = [(deciding, _own(value, deciding)) for value in (1e-12, math.inf)]
+        for places, trial in (*trials, (clocks, _fast_clock(clocks))):
             after = self._workers.again(rank, {**task, **trial.task, "goes_on": False}) if places else None
             other = self._log(ASIDE)
             if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
@@ -188,32 +190,49 @@ class Checks:
             self._refuse(f"the job could hang: {text}")
 
     def compare_orders_of_sets(self, task: Mapping[str, object]) -> None:
-        """Whether the order of a set decides what a rank calls: it is run again in processes with other hash seeds."""
+        """Whether the order of a set decides what a rank calls: it is run again in processes with other hash seeds.
+
+        What differs between two processes with one seed as well hangs on something else: a number that is drawn and
+        broadcast, say.
+        """
         if os.environ.get("PYTHONHASHSEED", "random") != "random":
             return  # given to all ranks: their sets have one order
         rank = min(self._workers.outcomes)
         outcome, log = self._workers.outcomes[rank], self._log(str(rank))
-        places = orders_taken(outcome.get("files", {}))
+        files = outcome.get("files", {})
+        drawn = numbers_drawn(files)
+        places = sorted({*orders_taken(files), *drawn})
         if not places or log is None:
             return
         for seed in HASH_SEEDS if outcome["cpu_seconds"] < MOST_CPU_S else HASH_SEEDS[:1]:
-            settings = {**self._workers.settings, "try_to_load": ()}
-            limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
-            with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
-                with suppress(ScriptError):
-                    others.run([rank], {**task, "goes_on": False}, helpers_end=True)
-                other = call_log(others, str(rank))
-                if other is None or others.outcomes.get(rank, {}).get("status") != "ok":
+            with self._run_under(seed, rank, task) as others:
+                other = _whole_log(others, rank)
+                if other is None:
                     continue
                 pair = first_call_that_differs(log, other, ends=False)
+                mixed = None if pair else _mixed_by_order(self._workers, others, rank, log, places)
+                if pair is None and mixed is None:
+                    continue
+                if not drawn:
+                    with self._run_under(seed, rank, task) as again:
+                        if not _alike(others, again, rank):
+                            return
                 if pair is not None:
                     text, finding = _parted_by_order(pair, log, places, self._launch.world_size)
                     self.findings.insert(0, finding)
                     self._refuse(f"the job could hang: {text}")
-                found = _mixed_by_order(self._workers, others, rank, log, places)
-                if found is not None:
-                    self.findings.append(found)
-                    return
+                self.findings += [mixed] if mixed is not None else []
+                return
+
+    @contextmanager
+    def _run_under(self, seed: str, rank: int, task: Mapping[str, object]) -> Iterator[Workers]:
+        """A rank, run in a process with this hash seed."""
+        settings = {**self._workers.settings, "try_to_load": ()}
+        limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
+        with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
+            with suppress(ScriptError):
+                others.run([rank], {**task, "goes_on": False}, helpers_end=True)
+            yield others
 
     def not_reached(self) -> list[str]:
         """Calls that stand in the script and that no rank came to."""
@@ -265,6 +284,19 @@ def call_log(workers: Workers, rank: str) -> CallLog | None:
     assert workers.folder is not None
     path = workers.folder / f"calls_{rank}.json"
     return CallLog.from_plain(json.loads(path.read_bytes())) if path.exists() else None
+
+
+def _whole_log(workers: Workers, rank: int) -> CallLog | None:
+    """What a rank of these called; None where it did not come to its end."""
+    return call_log(workers, str(rank)) if workers.outcomes.get(rank, {}).get("status") == "ok" else None
+
+
+def _alike(workers: Workers, others: Workers, rank: int) -> bool:
+    """Whether a rank did the same twice."""
+    one, other = (_whole_log(of, rank) for of in (workers, others))
+    if one is None or other is None or first_call_that_differs(one, other, ends=False) is not None:
+        return False
+    return bool(workers.outcomes[rank]["digests"][0] == others.outcomes[rank]["digests"][0])
 
 
 def _split(line: str) -> tuple[str, int]:

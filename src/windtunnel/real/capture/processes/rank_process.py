@@ -191,7 +191,7 @@ def _played(
             ) as world,
             Recorder(
                 *(rank, launch.world_size, world),
-                answers=replace(answers_of(task["answers"]), own=task.get("own")),
+                answers=replace(answers_of(task["answers"]), own=task.get("own"), own_lines=task.get("own_lines", ())),
                 on_step=stepped,
                 device=device,
                 first=wanted,
@@ -288,7 +288,7 @@ def answers_of(given: Mapping[str, str]) -> Any:
     from windtunnel.errors import SpecError
     from windtunnel.real.capture.fake_tensors.control_flow import Answers
 
-    kinds = {field.name: field.type for field in fields(Answers) if field.name not in ("by_line", "own")}
+    kinds = {field.name: field.type for field in fields(Answers) if field.name not in ("by_line", "own", "own_lines")}
     named: dict[str, Any] = {}
     by_line: dict[str, float | int | bool] = {}
     for name, text in given.items():
