@@ -157,13 +157,21 @@ class Checks:
             )
 
     def compare_own_data(self, task: Mapping[str, object]) -> None:
-        """Whether what a rank reads of its own data alone, or its clock, decides what it calls: it is run again."""
-        rank = min(self._workers.outcomes)
-        outcome, logs = self._workers.outcomes[rank], self._logs()
+        """Whether what a rank reads of its own data alone, or its clock, decides what it calls: it is run again.
+
+        The first rank that was run, and the last, where its step is another: of a pipeline's, the one with the loss.
+        """
+        outcomes = self._workers.outcomes
+        first, last = min(outcomes), max(outcomes)
+        for rank in (first, last) if outcomes[last]["digest"] != outcomes[first]["digest"] else (first,):
+            self._try_other_values(rank, task)
+
+    def _try_other_values(self, rank: int, task: Mapping[str, object]) -> None:
+        outcome, log = self._workers.outcomes[rank], self._log(str(rank))
         reads = [_split(line) for line in outcome.get("own_reads", ())]
         files = list(outcome.get("files", {}))
         deciding, clocks = that_decide(files, reads), clocks_that_decide(files)
-        if rank not in logs:
+        if log is None:
             return
         trials = [(deciding, _own(value, deciding)) for value in (1e-12, math.inf)]
         for places, trial in (*trials, (clocks, _fast_clock(clocks))):
@@ -171,7 +179,7 @@ class Checks:
             other = self._log(ASIDE)
             if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
                 continue
-            pair = first_call_that_differs(logs[rank], other, ends=after["status"] != "ok")
+            pair = first_call_that_differs(log, other, ends=after["status"] != "ok")
             if pair is None:
                 continue
             mine, its = pair
@@ -179,7 +187,7 @@ class Checks:
             assert call is not None
             path, line = places[-1]
             where = f"{_short(path, outcome)}:{line}"
-            group = logs[rank].groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
+            group = log.groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
             said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in (mine, its)]
             text = (
                 f"what a rank reads at {where} {trial.source}, and decides what it calls: as it is, {said[0]};"

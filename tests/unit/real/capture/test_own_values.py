@@ -53,6 +53,11 @@ SCRIPTS = {
         "break",
         "clock",
     ),
+    "a clock of the last rank, which does something else than the first": (
+        "    if dist.get_rank() and time.time() - last > 10: continue\n    if dist.get_rank(): m(torch.randn(4, 16))",
+        "",
+        "clock",
+    ),
     "a loss of its own, beside one that all agree on": (
         "    if loss.item() < 1e-6: continue" + STOPS.replace("WHEN", "loss.item() > 100"),
         "continue",
