@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.branches import clocks_that_decide, that_decide
@@ -31,6 +31,9 @@ CALLS = (
     *("all_to_all", "all_to_all_single", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv"),
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "batch_isend_irecv"),
 )
+
+
+_Pair: TypeAlias = tuple[CallEntry | None, CallEntry | None]
 
 
 class FindingsError(ScriptError):
@@ -175,13 +178,9 @@ class Checks:
             return
         trials = [(deciding, _own(value, deciding)) for value in (1e-12, math.inf)]
         for places, trial in (*trials, (clocks, _fast_clock(clocks))):
-            after = self._workers.again(rank, {**task, **trial.task, "goes_on": False}) if places else None
-            other = self._log(ASIDE)
-            if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
-                continue
-            pair = first_call_that_differs(log, other, ends=after["status"] != "ok")
-            if pair is None:
-                continue
+            pair = self._parted(rank, log, {**task, **trial.task}) if places else None
+            if pair is None or self._parted(rank, log, {**task, "own": None}) is not None:
+                continue  # as it is, too: it draws numbers, and all ranks go by the first one's
             mine, its = pair
             call = mine or its
             assert call is not None
@@ -196,6 +195,14 @@ class Checks:
             ranks = tuple(range(min(self._launch.world_size, MOST_RANKS)))
             self.findings.insert(0, Finding(trial.kind, ranks, group, where, text))
             self._refuse(f"the job could hang: {text}")
+
+    def _parted(self, rank: int, log: CallLog, task: Mapping[str, object]) -> _Pair | None:
+        """The first calls that differ when a rank is run again under this task; None where it did not come through."""
+        after = self._workers.again(rank, {**task, "goes_on": False})
+        other = self._log(ASIDE)
+        if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
+            return None
+        return first_call_that_differs(log, other, ends=after["status"] != "ok")
 
     def compare_orders_of_sets(self, task: Mapping[str, object]) -> None:
         """Whether the order of a set decides what a rank calls: it is run again in processes with other hash seeds.
@@ -317,9 +324,7 @@ def _short(path: str, outcome: Mapping[str, Any]) -> str:
     return str(files.get(path) or files.get(str(Path(path).resolve())) or path)
 
 
-def first_call_that_differs(
-    one: CallLog, other: CallLog, *, ends: bool
-) -> tuple[CallEntry | None, CallEntry | None] | None:
+def first_call_that_differs(one: CallLog, other: CallLog, *, ends: bool) -> _Pair | None:
     """The first calls that differ between two logs; with `ends`, the other script was over where its log is."""
     for mine, its in zip(one.entries, other.entries, strict=False):
         if _identity(one, mine) != _identity(other, its):
@@ -333,9 +338,7 @@ def _identity(log: CallLog, entry: CallEntry) -> object:
     return entry.kind, entry.bytes, entry.line, log.groups[entry.group] if entry.group >= 0 else None
 
 
-def _parted_by_order(
-    pair: tuple[CallEntry | None, CallEntry | None], log: CallLog, places: Sequence[tuple[str, int]], world: int
-) -> tuple[str, Finding]:
+def _parted_by_order(pair: _Pair, log: CallLog, places: Sequence[tuple[str, int]], world: int) -> tuple[str, Finding]:
     mine, its = pair
     call = mine or its
     assert call is not None

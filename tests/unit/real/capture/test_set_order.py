@@ -58,12 +58,12 @@ def test_what_has_one_order_is_not(line: str, tmp_path: Path) -> None:
     ("source", "lines"),
     [
         ("def f(x):\n    if np.random.rand() < 0.5: return x\n", [2]),
-        ("if random.random() < 0.5:\n    g()\n", [1]),
-        ("torch.manual_seed(0)\nif random.random() < 0.5:\n    g()\n", [2]),
+        ("if np.random.random() < 0.5:\n    g()\n", [1]),
+        ("torch.manual_seed(0)\nif np.random.random() < 0.5:\n    g()\n", [2]),
         ("x = np.random.rand(4)\n", []),
         ("np.random.seed(0)\nif np.random.rand() < 0.5: print()\n", []),
-        ("set_seed(0)\nif random.random() < 0.5: print()\n", []),
-        ("count = [random.randint(1, 4)]\ndist.broadcast_object_list(count)\nif count[0] > 2: g()\n", []),
+        ("set_seed(0)\nif np.random.random() < 0.5: print()\n", []),
+        ("count = [np.random.randint(1, 4)]\ndist.broadcast_object_list(count)\nif count[0] > 2: g()\n", []),
     ],
 )
 def test_numbers_that_are_drawn_and_decide(source: str, lines: list[int], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import random
 import signal
 import sys
 import sysconfig
@@ -70,6 +71,7 @@ def play(task: Mapping[str, Any]) -> int:
         _say_where(folder / f"where_{rank}", frame)
 
     signal.signal(signal.SIGUSR1, say_where)
+    random.seed(f"rank {rank}")  # a fork draws its own; so does each rank here, and whenever it is run again the same
     try:
         copied = copy_files(folder / f"copies_{rank}_{os.getpid()}", folder)
         if "clock" in task:

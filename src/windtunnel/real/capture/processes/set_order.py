@@ -1,8 +1,8 @@
-"""Where a script's source takes what is another in each process: the order of a set, `hash`, random numbers.
+"""Where a script's source takes what is another in each process: the order of a set, `hash`, numpy's random numbers.
 
-Python draws a seed for the hashes of strings when a process starts, and other objects hash by their address; Python's
-and numpy's own generators draw one when they are loaded, where nobody gives them any. Ranks are processes, so what
-follows from these differs between them; here all ranks are forks of one process, and agree.
+Python draws a seed for the hashes of strings when a process starts, and other objects hash by their address; numpy's
+own generator draws one when it is loaded, where nobody gives it any. Ranks are processes, so what follows from these
+differs between them; here all ranks are forks of one process, and agree.
 Found by the source alone: sets are displays, `set(...)`, what is reckoned from these, and names that are assigned one.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from windtunnel.real.capture.processes.branches import branches_on, unagreed
 from windtunnel.real.capture.processes.conditions import tree_of
 
-_GENERATORS = ("np.random.", "numpy.random.", "random.")
+_GENERATORS = ("np.random.", "numpy.random.")
 _MAKERS = ("set", "frozenset")
 _KEPT = ("union", "intersection", "difference", "symmetric_difference", "copy")  # methods that give a set again
 _ALGEBRA = (ast.BitOr, ast.BitAnd, ast.BitXor, ast.Sub)
