@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.processes.branches import branches_on, clocks_that_decide
+from windtunnel.real.capture.processes.branches import clocks_that_decide, that_decide
 from windtunnel.real.capture.processes.conditions import calls_not_reached, is_joined
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
-from windtunnel.real.capture.processes.set_order import orders_taken
+from windtunnel.real.capture.processes.set_order import numbers_drawn, orders_taken
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference
@@ -31,6 +31,9 @@ CALLS = (
     *("all_to_all", "all_to_all_single", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv"),
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "batch_isend_irecv"),
 )
+
+
+_Pair: TypeAlias = tuple[CallEntry | None, CallEntry | None]
 
 
 class FindingsError(ScriptError):
@@ -51,15 +54,17 @@ class _Trial(NamedTuple):
     remedy: str
 
 
-def _own(value: float) -> _Trial:
+def _own(value: float, places: Sequence[tuple[str, int]]) -> _Trial:
     remedy = "Ranks with other data part here and wait for ever: reduce the value among the ranks first"
-    return _Trial({"own": value}, "data", "comes from its own data alone", f"where it is {value:g}", remedy)
+    lines = [f"{path}:{line}" for path, line in places]
+    return _Trial(
+        {"own": value, "own_lines": lines}, "data", "comes from its own data alone", f"where it is {value:g}", remedy
+    )
 
 
-_FAST_CLOCK = _Trial(
-    *({"clock": 1e6}, "clock", "is the time of its own", "where that goes faster"),
-    "Ranks come to it at different times, part here and wait for ever: let one rank decide, and broadcast it",
-)
+def _fast_clock(places: Sequence[tuple[str, int]]) -> _Trial:
+    remedy = "Ranks come to it at different times, part here and wait for ever: let one rank decide, and broadcast it"
+    return _Trial({"clock": places}, "clock", "is the time of its own", "where that goes faster", remedy)
 
 
 class Checks:
@@ -155,29 +160,33 @@ class Checks:
             )
 
     def compare_own_data(self, task: Mapping[str, object]) -> None:
-        """Whether what a rank reads of its own data alone, or its clock, decides what it calls: it is run again."""
-        rank = min(self._workers.outcomes)
-        outcome, logs = self._workers.outcomes[rank], self._logs()
+        """Whether what a rank reads of its own data alone, or its clock, decides what it calls: it is run again.
+
+        The first rank that was run, and the last, where its step is another: of a pipeline's, the one with the loss.
+        """
+        outcomes = self._workers.outcomes
+        first, last = min(outcomes), max(outcomes)
+        for rank in (first, last) if outcomes[last]["digest"] != outcomes[first]["digest"] else (first,):
+            self._try_other_values(rank, task)
+
+    def _try_other_values(self, rank: int, task: Mapping[str, object]) -> None:
+        outcome, log = self._workers.outcomes[rank], self._log(str(rank))
         reads = [_split(line) for line in outcome.get("own_reads", ())]
-        deciding = [(path, line) for path, line in reads if branches_on(path, line)]
-        clocks = clocks_that_decide(list(outcome.get("files", {})))
-        if rank not in logs:
+        files = list(outcome.get("files", {}))
+        deciding, clocks = that_decide(files, reads), clocks_that_decide(files)
+        if log is None:
             return
-        for trial in (*(_own(value) for value in (1e-12, math.inf)), _FAST_CLOCK):
-            places = clocks if trial is _FAST_CLOCK else deciding
-            after = self._workers.again(rank, {**task, **trial.task, "goes_on": False}) if places else None
-            other = self._log(ASIDE)
-            if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
-                continue
-            pair = first_call_that_differs(logs[rank], other, ends=after["status"] != "ok")
-            if pair is None:
-                continue
+        trials = [(deciding, _own(value, deciding)) for value in (1e-12, math.inf)]
+        for places, trial in (*trials, (clocks, _fast_clock(clocks))):
+            pair = self._parted(rank, log, {**task, **trial.task}) if places else None
+            if pair is None or self._parted(rank, log, {**task, "own": None}) is not None:
+                continue  # as it is, too: it draws numbers, and all ranks go by the first one's
             mine, its = pair
             call = mine or its
             assert call is not None
             path, line = places[-1]
             where = f"{_short(path, outcome)}:{line}"
-            group = logs[rank].groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
+            group = log.groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
             said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in (mine, its)]
             text = (
                 f"what a rank reads at {where} {trial.source}, and decides what it calls: as it is, {said[0]};"
@@ -187,33 +196,58 @@ class Checks:
             self.findings.insert(0, Finding(trial.kind, ranks, group, where, text))
             self._refuse(f"the job could hang: {text}")
 
+    def _parted(self, rank: int, log: CallLog, task: Mapping[str, object]) -> _Pair | None:
+        """The first calls that differ when a rank is run again under this task; None where it did not come through."""
+        after = self._workers.again(rank, {**task, "goes_on": False})
+        other = self._log(ASIDE)
+        if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
+            return None
+        return first_call_that_differs(log, other, ends=after["status"] != "ok")
+
     def compare_orders_of_sets(self, task: Mapping[str, object]) -> None:
-        """Whether the order of a set decides what a rank calls: it is run again in processes with other hash seeds."""
+        """Whether the order of a set decides what a rank calls: it is run again in processes with other hash seeds.
+
+        What differs between two processes with one seed as well hangs on something else: a number that is drawn and
+        broadcast, say.
+        """
         if os.environ.get("PYTHONHASHSEED", "random") != "random":
             return  # given to all ranks: their sets have one order
         rank = min(self._workers.outcomes)
         outcome, log = self._workers.outcomes[rank], self._log(str(rank))
-        places = orders_taken(outcome.get("files", {}))
+        files = outcome.get("files", {})
+        drawn = numbers_drawn(files)
+        places = sorted({*orders_taken(files), *drawn})
         if not places or log is None:
             return
         for seed in HASH_SEEDS if outcome["cpu_seconds"] < MOST_CPU_S else HASH_SEEDS[:1]:
-            settings = {**self._workers.settings, "try_to_load": ()}
-            limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
-            with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
-                with suppress(ScriptError):
-                    others.run([rank], {**task, "goes_on": False}, helpers_end=True)
-                other = call_log(others, str(rank))
-                if other is None or others.outcomes.get(rank, {}).get("status") != "ok":
+            with self._run_under(seed, rank, task) as others:
+                other = _whole_log(others, rank)
+                if other is None:
                     continue
                 pair = first_call_that_differs(log, other, ends=False)
+                mixed = None if pair else _mixed_by_order(self._workers, others, rank, log, places)
+                if pair is None and mixed is None:
+                    continue
+                if not drawn:
+                    with self._run_under(seed, rank, task) as again:
+                        if not _alike(others, again, rank):
+                            return
                 if pair is not None:
                     text, finding = _parted_by_order(pair, log, places, self._launch.world_size)
                     self.findings.insert(0, finding)
                     self._refuse(f"the job could hang: {text}")
-                found = _mixed_by_order(self._workers, others, rank, log, places)
-                if found is not None:
-                    self.findings.append(found)
-                    return
+                self.findings += [mixed] if mixed is not None else []
+                return
+
+    @contextmanager
+    def _run_under(self, seed: str, rank: int, task: Mapping[str, object]) -> Iterator[Workers]:
+        """A rank, run in a process with this hash seed."""
+        settings = {**self._workers.settings, "try_to_load": ()}
+        limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
+        with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
+            with suppress(ScriptError):
+                others.run([rank], {**task, "goes_on": False}, helpers_end=True)
+            yield others
 
     def not_reached(self) -> list[str]:
         """Calls that stand in the script and that no rank came to."""
@@ -267,6 +301,19 @@ def call_log(workers: Workers, rank: str) -> CallLog | None:
     return CallLog.from_plain(json.loads(path.read_bytes())) if path.exists() else None
 
 
+def _whole_log(workers: Workers, rank: int) -> CallLog | None:
+    """What a rank of these called; None where it did not come to its end."""
+    return call_log(workers, str(rank)) if workers.outcomes.get(rank, {}).get("status") == "ok" else None
+
+
+def _alike(workers: Workers, others: Workers, rank: int) -> bool:
+    """Whether a rank did the same twice."""
+    one, other = (_whole_log(of, rank) for of in (workers, others))
+    if one is None or other is None or first_call_that_differs(one, other, ends=False) is not None:
+        return False
+    return bool(workers.outcomes[rank]["digests"][0] == others.outcomes[rank]["digests"][0])
+
+
 def _split(line: str) -> tuple[str, int]:
     path, _, number = line.rpartition(":")
     return path, int(number)
@@ -277,9 +324,7 @@ def _short(path: str, outcome: Mapping[str, Any]) -> str:
     return str(files.get(path) or files.get(str(Path(path).resolve())) or path)
 
 
-def first_call_that_differs(
-    one: CallLog, other: CallLog, *, ends: bool
-) -> tuple[CallEntry | None, CallEntry | None] | None:
+def first_call_that_differs(one: CallLog, other: CallLog, *, ends: bool) -> _Pair | None:
     """The first calls that differ between two logs; with `ends`, the other script was over where its log is."""
     for mine, its in zip(one.entries, other.entries, strict=False):
         if _identity(one, mine) != _identity(other, its):
@@ -293,9 +338,7 @@ def _identity(log: CallLog, entry: CallEntry) -> object:
     return entry.kind, entry.bytes, entry.line, log.groups[entry.group] if entry.group >= 0 else None
 
 
-def _parted_by_order(
-    pair: tuple[CallEntry | None, CallEntry | None], log: CallLog, places: Sequence[tuple[str, int]], world: int
-) -> tuple[str, Finding]:
+def _parted_by_order(pair: _Pair, log: CallLog, places: Sequence[tuple[str, int]], world: int) -> tuple[str, Finding]:
     mine, its = pair
     call = mine or its
     assert call is not None

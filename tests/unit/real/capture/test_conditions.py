@@ -45,7 +45,13 @@ PERIODS = {
 def run(text: str, folder: Path, most: int = 1000) -> Loop:
     path, loop, count = folder / "train.py", Loop(), 0
     path.write_text(text)
-    for known in (conditions.tree_of, conditions.conditions_of, conditions._rounds_of, conditions._calls_of):
+    for known in (
+        conditions.tree_of,
+        conditions.conditions_of,
+        conditions._rounds_of,
+        conditions._calls_of,
+        conditions._ends_of,
+    ):
         known.cache_clear()  # another script of the same name
 
     def ended() -> None:
@@ -177,6 +183,22 @@ def test_a_clock_whose_verdict_is_exchanged_decides_for_all(source: str, is_agre
     helper.write_text(HELPER)
     places = [] if is_agreed else [(str(path), 1)]
     assert clocks_that_decide([str(path), str(helper)]) == places
+
+
+@pytest.mark.parametrize(
+    ("body", "rounds"),
+    [
+        ("ended()", 30),
+        ("ended()\n    if i >= most: break", 9),
+        ("ended()\n    if i == args.every: print(i); break", 30),  # at 0: never
+        ("ended()\n    if i > most: print(i)", 30),
+        ("for k in range(4):\n        ended()\n        if k == 2: break", 30),  # of the inner one
+        ("for k in range(4):\n        ended()\n    if i > most: break", 9),
+    ],
+)
+def test_a_loop_goes_round_as_often_as_it_has_items_or_until_it_is_left(body: str, rounds: int, tmp_path: Path) -> None:
+    loop = run(f"most = 9\nfor i in range(30):\n    {body}\n", tmp_path)
+    assert loop.lengths["train.py", 2, "for ... in range(30)"] == rounds
 
 
 class Held:

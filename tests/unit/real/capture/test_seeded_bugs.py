@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from small_models import rank_of
 
 from windtunnel.real.capture.checks import first_call_that_differs
 from windtunnel.real.capture.fake_tensors.control_flow import Answers
-from windtunnel.real.capture.processes.branches import branches_on
+from windtunnel.real.capture.processes.branches import that_decide
 from windtunnel.real.capture.recorder.recorder import Recorder
 from windtunnel.studies.programs.rank_classes.agreement import book_of, deadlock, disagreement
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallLog, Finding, compare
@@ -27,7 +28,7 @@ from every_rank import whole_job
 WORLD = 4
 
 
-def played(path: Path, rank: int, own: float | None = None) -> tuple[Recorder, bool]:
+def played(path: Path, rank: int, own: float | None = None, own_lines: Sequence[str] = ()) -> tuple[Recorder, bool]:
     """One rank of the script; and whether it ended in an ordinary way."""
     recorder: Any = None
     ended = True
@@ -35,7 +36,7 @@ def played(path: Path, rank: int, own: float | None = None) -> tuple[Recorder, b
         import torch.distributed as dist
 
         dist.destroy_process_group()
-        with Recorder(rank, WORLD, world, answers=Answers(own=own)) as recorder:
+        with Recorder(rank, WORLD, world, answers=Answers(own=own, own_lines=own_lines)) as recorder:
             try:
                 exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
             except SystemExit:
@@ -58,12 +59,12 @@ def findings(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list
     if races:
         ranks = tuple(race.ranks[0] for race in races)
         found.append(Finding(races[0].kind, ranks, races[0].group, races[0].line, races[0].text, CORRUPT))
-    reads = [int(line.rpartition(":")[2]) for line in recorders[0].own_reads]
-    deciding = [line for line in reads if branches_on(str(path), line)]
+    reads = [(name, int(line)) for name, _, line in (read.rpartition(":") for read in recorders[0].own_reads)]
+    deciding = that_decide([str(path)], reads)
     for value in (1e-12, math.inf) if deciding and not found else ():
-        other, ended = played(path, 0, value)
+        other, ended = played(path, 0, value, [f"{name}:{line}" for name, line in deciding])
         if ended and first_call_that_differs(logs[0], other.journal.log(), ends=True):
-            found.append(Finding("data", tuple(range(WORLD)), "world", f"train.py:{deciding[-1]}", ""))
+            found.append(Finding("data", tuple(range(WORLD)), "world", f"train.py:{deciding[-1][1]}", ""))
             break
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.faces.report.captured import captured_document
-from windtunnel.real.capture.processes.set_order import orders_taken
+from windtunnel.real.capture.processes.set_order import numbers_drawn, orders_taken
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,6 @@ from windtunnel.real.capture.processes.set_order import orders_taken
         "for n in one.keys() - other.keys(): print(n)",
         "for n in set(names) | more: print(n)",
         "owner = hash(name) % 8",
-        "def f(x):\n    if np.random.rand() < 0.5: return x",
     ],
 )
 def test_a_set_whose_order_is_taken_is_found_at_its_line(line: str, tmp_path: Path) -> None:
@@ -47,14 +46,30 @@ def test_a_set_whose_order_is_taken_is_found_at_its_line(line: str, tmp_path: Pa
         "names = ['a', 'b']\nfor n in names: print(n)",
         "for n in {'a': 1, 'b': 2}: print(n)",
         "last = names.pop()",
-        "x = np.random.rand(4)",
-        "np.random.seed(0)\nif np.random.rand() < 0.5: print()",
     ],
 )
 def test_what_has_one_order_is_not(line: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(line + "\n")
     assert orders_taken({str(path): "train.py"}) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("def f(x):\n    if np.random.rand() < 0.5: return x\n", [2]),
+        ("if np.random.random() < 0.5:\n    g()\n", [1]),
+        ("torch.manual_seed(0)\nif np.random.random() < 0.5:\n    g()\n", [2]),
+        ("x = np.random.rand(4)\n", []),
+        ("np.random.seed(0)\nif np.random.rand() < 0.5: print()\n", []),
+        ("set_seed(0)\nif np.random.random() < 0.5: print()\n", []),
+        ("count = [np.random.randint(1, 4)]\ndist.broadcast_object_list(count)\nif count[0] > 2: g()\n", []),
+    ],
+)
+def test_numbers_that_are_drawn_and_decide(source: str, lines: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    assert numbers_drawn({str(path): "train.py"}) == [("train.py", line) for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ import os
 import runpy
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Answers:
     integer: int = 1
     true_share: float = 1.0  # of a mask about which nothing is known: all labels count, no padding
     own: float | None = None  # of what comes from this rank's data alone; inf: checks find it unsound. None: as others
+    own_lines: Sequence[str] = ()  # "path:line" of those reads alone that are told so; (): of all
     by_line: Mapping[str, float | int | bool] = field(default_factory=dict)
 
     def at(self, where: str) -> float | int | bool | None:
@@ -54,6 +55,10 @@ class Answers:
             if where == line or where.endswith("/" + line):
                 return value
         return None
+
+    def own_at(self, where: str) -> float | None:
+        """What is told of this rank's data alone at a line of the script, "path:line"."""
+        return self.own if not self.own_lines or where in self.own_lines else None
 
     def value(self, dtype: torch.dtype, from_norm: bool) -> float | int | bool:
         """For a tensor of one element of which nothing is known."""

@@ -84,8 +84,7 @@ class Reader:
             with compat.outside_modes():
                 value = func(*known, *args[len(inputs) :], **kwargs)
             if any(self.values.is_assumed(t) for t in inputs):
-                if isinstance(value, bool) and self._is_own(inputs[0], where) and self._answers.own is not None:
-                    value = value != (self._answers.own == math.inf)  # unsound numbers, where they are infinite
+                value = self._as_own(inputs[0], where, value)
                 self._note(inputs[0], value, facts)
             return value
         if facts.short in ("equal", "allclose"):
@@ -95,12 +94,19 @@ class Reader:
         told: float | int | bool | None = self._sound(inputs[0]) if inputs[0].dtype == torch.bool else None
         if told is None:
             told = _as(inputs[0].dtype, self._answers.value(inputs[0].dtype, self._from_norm(inputs[0])))
-            own = inputs[0].dtype.is_floating_point and self._is_own(inputs[0], where)
-            if own and self._answers.own is not None:
-                told = self._answers.own
         self.values.assume(inputs[0], told)
+        told = self._as_own(inputs[0], where, told)
         self._note(inputs[0], told, facts, where)
         return told
+
+    def _as_own(self, tensor: torch.Tensor, where: str, told: Any) -> Any:
+        """What is told at this line alone, where another value of this rank's data is tried; else the same."""
+        own = self._answers.own_at(where)
+        if not self._is_own(tensor, where) or own is None:
+            return told
+        if isinstance(told, bool):
+            return told != (own == math.inf)  # unsound numbers, where they are infinite
+        return own if isinstance(told, float) else told
 
     def holds_nothing(self, inputs: list[torch.Tensor]) -> bool:
         """Whether one of the tensors is fake."""

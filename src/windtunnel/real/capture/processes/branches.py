@@ -3,110 +3,182 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from windtunnel.real.capture.processes.conditions import tree_of
 
 _EXCHANGES = ("reduce", "gather", "broadcast", "scatter")  # in names of what exchanges, whoever wraps it
 _AGREEMENTS = ("broadcast", "object")  # in names of those by which ranks come to hold the same
-_CLOCKS = ("time.time", "time.perf_counter", "time", "perf_counter")
+_CLOCKS = ("time", "perf_counter", "monotonic")
+_BRANCHES = (ast.If, ast.While, ast.IfExp)
+_LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Raise)
 
 
 def branches_on(path: str, line: int) -> bool:
     """Whether what is read at a line stands in a test, or a test takes what is made of it."""
-    return _follow(path, line).is_tested
+    return _Source(path, _Exchanges()).flow(line).is_tested
+
+
+def that_decide(
+    paths: Sequence[str], places: Sequence[tuple[str, int]], branches: tuple[type[ast.AST], ...] = _BRANCHES
+) -> list[tuple[str, int]]:
+    """Those (path, line) on which a branch hangs that no exchange comes before: `if agree(loss > 9)` does not."""
+    exchanges = _Exchanges.of([*paths, *dict.fromkeys(path for path, _ in places if path not in paths)], _EXCHANGES)
+    sources = {path: _Source(path, exchanges) for path, _ in places}
+    return [(path, line) for path, line in places if sources[path].flow(line, branches).is_tested]
 
 
 def clocks_that_decide(paths: Sequence[str]) -> list[tuple[str, int]]:
     """(path, line) of each look at a clock on which a branch hangs, and that no exchange is given."""
-    exchanges = _exchanging(paths, _EXCHANGES)
-    places = []
-    for path in paths:
-        tree = tree_of(path)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and not node.args and ast.unparse(node.func) in _CLOCKS:
-                flow = _follow(path, node.lineno, (ast.If, ast.While), exchanges)  # `a if late else b`: a number
-                if flow.is_tested and not flow.is_exchanged:
-                    places.append((path, node.lineno))
-    return places
+    names = {prefix + name + unit for prefix in ("", "time.") for name in _CLOCKS for unit in ("", "_ns")}
+    places = [
+        (path, node.lineno)
+        for path in paths
+        for node in ast.walk(tree_of(path) or ast.Module([], []))
+        if isinstance(node, ast.Call) and not node.args and ast.unparse(node.func) in names
+    ]
+    return that_decide(paths, places, (ast.If, ast.While))  # `a if late else b`: a number
 
 
 def unagreed(paths: Sequence[str], places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Those (path, line) of which nothing that is made there is broadcast to all ranks, or exchanged as an object."""
-    exchanges = _exchanging(paths, _AGREEMENTS)
-    return [(path, line) for path, line in places if not _follow(path, line, exchanges=exchanges).is_exchanged]
+    exchanges = _Exchanges.of(paths, _AGREEMENTS)
+    sources = {path: _Source(path, exchanges) for path, _ in places}
+    return [(path, line) for path, line in places if not sources[path].flow(line).is_exchanged]
 
 
-def _exchanging(paths: Sequence[str], words: Sequence[str]) -> Callable[[str], bool]:
-    """Whether what is called by a name exchanges: by its words, or as a function of these files that calls such."""
-    wrappers = {
-        function.name
-        for path in paths
-        for function in ast.walk(tree_of(path) or ast.Module([], []))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call) and any(word in _called(call) for word in words)
-    }
-    return lambda name: name in wrappers or any(word in name for word in words)
+@dataclass(frozen=True)
+class _Exchanges:
+    """What exchanges, by its name: by words of it, or as a function of these files that calls such."""
+
+    words: Sequence[str] = ()
+    wrappers: frozenset[str] = frozenset()
+    taken: frozenset[str] = frozenset()  # names that stand in what is exchanged, anywhere
+
+    @classmethod
+    def of(cls, paths: Sequence[str], words: Sequence[str]) -> _Exchanges:
+        """Those of some files."""
+        trees = [tree for path in paths if (tree := tree_of(path)) is not None]
+        wrappers = {
+            function.name
+            for tree in trees
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for call in ast.walk(function)
+            if isinstance(call, ast.Call) and any(word in _called(call) for word in words)
+        }
+        named = cls(words, frozenset(wrappers))
+        taken = {
+            name for tree in trees for node in ast.walk(tree) for part in named.given(node) for name in _names_in(part)
+        }
+        return cls(words, frozenset(wrappers), frozenset(taken))
+
+    def given(self, node: ast.AST) -> list[ast.expr]:
+        """What a call gives to an exchange."""
+        if not isinstance(node, ast.Call):
+            return []
+        name = _called(node)
+        exchanges = name in self.wrappers or any(word in name for word in self.words)
+        return [*node.args, *(of.value for of in node.keywords)] if exchanges else []
+
+
+@dataclass(frozen=True)
+class _Value:
+    """An expression: the names that stand in it, but not in what it gives to an exchange, and those that do there."""
+
+    node: ast.expr
+    names: frozenset[str]
+    given: tuple[ast.expr, ...]
+    exchanged: frozenset[str] = field(default_factory=frozenset)
+
+    def is_at(self, line: int) -> bool:
+        """Whether what is read at a line stands here, outside of what is exchanged."""
+        return _is_at(self.node, line) and not self.is_given_at(line)
+
+    def is_given_at(self, line: int) -> bool:
+        """Whether what is read at a line goes into an exchange here; to read is to call."""
+        return any(_is_at(part, line) and any(isinstance(of, ast.Call) for of in ast.walk(part)) for part in self.given)
 
 
 @dataclass(frozen=True)
 class _Flow:
-    """What becomes of a value: what it is assigned to, what a function returns, what a function is given."""
+    """What becomes of a value: what it is assigned to, what a function returns, what a function is given.
 
-    is_tested: bool = False
+    Behind an exchange it is no longer this rank's: what an exchange gives, what it fills in place, and what is made of
+    these.
+    """
+
+    is_tested: bool = False  # a branch hangs on it, before an exchange
     is_exchanged: bool = False  # a collective takes it
 
 
-def _follow(
-    path: str,
-    line: int,
-    branches: tuple[type[ast.If | ast.While | ast.IfExp], ...] = (ast.If, ast.While, ast.IfExp),
-    exchanges: Callable[[str], bool] = lambda name: False,
-) -> _Flow:
-    tree = tree_of(path)
-    if tree is None:
-        return _Flow()
-    nodes = list(ast.walk(tree))
-    tests: list[ast.expr] = [node.test for node in nodes if isinstance(node, branches)]
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    returned = [
-        (one.name, node.value)
-        for one in functions
-        for node in ast.walk(one)
-        if isinstance(node, ast.Return) and node.value is not None
-    ]
-    tests += [value for _, value in returned if isinstance(value, ast.Compare | ast.BoolOp)]
-    given: list[tuple[str, ast.expr]] = []  # parameter, and what it is given
-    exchanged: list[ast.expr] = []
-    parameters = {of.name: [arg.arg for arg in of.args.args if arg.arg not in ("self", "cls")] for of in functions}
-    for node in nodes:
-        if isinstance(node, ast.Call):
-            given += zip(parameters.get(_called(node), ()), node.args, strict=False)
-            if exchanges(_called(node)):
-                exchanged += node.args
-    assigned = [(name, node.value) for node in nodes for name in _named_by(node) if node.value is not None]  # type: ignore[attr-defined]
-    flows = [*assigned, *given, *returned]
-    names = _made_of(flows, line)
-    tested = any(_is_at(test, line) or _mentions(test, names) for test in tests)
-    # What is assigned, or filled in place, where a test holds hangs on it: a flag that is exchanged behind the branch.
-    for branch in nodes:
-        parts = (
-            [part for statement in branch.body for part in ast.walk(statement)] if isinstance(branch, ast.If) else []
+class _Source:
+    """A file: what flows where in it."""
+
+    def __init__(self, path: str, exchanges: _Exchanges) -> None:
+        self._exchanges = exchanges
+        tree = tree_of(path)
+        self._nodes = list(ast.walk(tree)) if tree is not None else []
+        functions = [node for node in self._nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        self._returned = [
+            (function.name, self._value(node.value))
+            for function in functions
+            for node in ast.walk(function)
+            if isinstance(node, ast.Return) and node.value is not None
+        ]
+        parameters = {of.name: [arg.arg for arg in of.args.args if arg.arg not in ("self", "cls")] for of in functions}
+        calls = [node for node in self._nodes if isinstance(node, ast.Call)]
+        self._taken = [part for call in calls for part in exchanges.given(call)]
+        self._flows = [*self._returned]
+        for node in self._nodes:
+            self._flows += [(name, self._value(node.value)) for name in _named_by(node) if node.value is not None]  # type: ignore[attr-defined]
+        for call in calls:
+            given = zip(parameters.get(_called(call), ()), call.args, strict=False)
+            self._flows += [(name, self._value(part)) for name, part in given]
+        # What is assigned, or filled in place, where a test holds hangs on it: a flag that is exchanged behind it.
+        self._settings: dict[int, set[str]] = {}
+        for node in self._nodes:
+            parts = [part for of in node.body for part in ast.walk(of)] if isinstance(node, ast.If) else []
+            if not any(exchanges.given(part) for part in parts):
+                names = {name for part in parts for name in (*_named_by(part), *_filled_by(part))}
+                self._settings[id(node)] = names
+                self._flows += [(name, self._value(node.test)) for name in names]  # type: ignore[attr-defined]
+
+    def flow(self, line: int, branches: tuple[type[ast.AST], ...] = _BRANCHES) -> _Flow:
+        """Of what is read at a line."""
+        names = _closure(self._flows, {name for name, value in self._flows if value.is_at(line)})
+        filled = {name for part in self._taken for name in _names_filled(part) if name in names}
+        given = {name for name, value in self._flows if value.is_given_at(line) or value.exchanged & names}
+        agreed = _closure(self._flows, filled | given)
+        alone = names - agreed
+        tests = [(node, self._value(node.test)) for node in self._nodes if isinstance(node, branches)]  # type: ignore[attr-defined]
+        tested = [value for node, value in tests if not self._settings.get(id(node), set()) & agreed or _leaves(node)]
+        for name, value in self._returned:  # a test, wherever it is called from
+            if isinstance(value.node, ast.Compare | ast.BoolOp) and name not in self._exchanges.taken:
+                tested.append(value)
+        return _Flow(
+            any(value.is_at(line) or value.names & alone for value in tested),
+            any(_is_at(part, line) or _names_in(part) & names for part in self._taken),
         )
-        if not any(isinstance(part, ast.Call) and exchanges(_called(part)) for part in parts):
-            flows += [(name, branch.test) for part in parts for name in (*_named_by(part), *_filled_by(part))]  # type: ignore[attr-defined]
-    names = _made_of(flows, line)
-    return _Flow(tested, any(_is_at(value, line) or _mentions(value, names) for value in exchanged))
+
+    def _value(self, node: ast.expr) -> _Value:
+        given = tuple(part for call in ast.walk(node) for part in self._exchanges.given(call))
+        hidden = {id(of) for part in given for of in ast.walk(part)}
+        exchanged = frozenset(name for part in given for name in _names_in(part))
+        return _Value(node, frozenset(_names_in(node, hidden)), given, exchanged)
 
 
-def _made_of(flows: Sequence[tuple[str, ast.expr]], line: int) -> set[str]:
-    """Names that come to hold what is made at a line, by what flows into them."""
-    names = {name for name, value in flows if _is_at(value, line)}
-    while more := {name for name, value in flows if name not in names and _mentions(value, names)}:
+def _closure(flows: Sequence[tuple[str, _Value]], names: set[str]) -> set[str]:
+    """Names that come to hold what these hold, past no exchange."""
+    names = {*names}
+    while more := {name for name, value in flows if name not in names and value.names & names}:
         names |= more
     return names
+
+
+def _leaves(node: ast.AST) -> bool:
+    return any(isinstance(part, _LEAVES) for part in ast.walk(node))
 
 
 def _called(node: ast.Call) -> str:
@@ -117,12 +189,39 @@ def _is_at(node: ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
+def _names_in(node: ast.AST, hidden: set[int] | frozenset[int] = frozenset()) -> set[str]:
+    """Variables `x`, attributes `.x` of whatever object, and what is called, in an expression."""
+    names: set[str] = set()
+    for part in ast.walk(node):
+        if id(part) not in hidden:
+            if isinstance(part, ast.Name):
+                names.add(part.id)
+            elif isinstance(part, ast.Attribute):
+                names.add(f".{part.attr}")
+            elif isinstance(part, ast.Call):
+                names.add(_called(part))
+    return names
+
+
+def _names_filled(node: ast.AST) -> Iterator[str]:
+    """Names whose tensor, or list, an expression is: `x`, `self.x`, `x[0]`, `[x]`."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield f".{node.attr}"
+    elif isinstance(node, ast.Subscript | ast.Starred):
+        yield from _names_filled(node.value)
+    elif isinstance(node, ast.List | ast.Tuple):
+        for part in node.elts:
+            yield from _names_filled(part)
+
+
 def _named_by(node: ast.AST) -> list[str]:
     """Names that a statement assigns to."""
     if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         return []
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return [name for target in targets for name in _names_filled(target)]
 
 
 def _filled_by(node: ast.AST) -> list[str]:
@@ -130,12 +229,4 @@ def _filled_by(node: ast.AST) -> list[str]:
     function = node.func if isinstance(node, ast.Call) else None
     if not isinstance(function, ast.Attribute) or not function.attr.endswith("_"):
         return []
-    return [function.value.id] if isinstance(function.value, ast.Name) else []
-
-
-def _mentions(node: ast.AST, names: set[str]) -> bool:
-    """Whether a name stands in an expression, be it of a variable or of what is called."""
-    return any(
-        (isinstance(part, ast.Name) and part.id in names) or (isinstance(part, ast.Call) and _called(part) in names)
-        for part in ast.walk(node)
-    )
+    return [*_names_filled(function.value)]

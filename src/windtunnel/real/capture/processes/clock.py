@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+FASTER = 10**6
 
 
-def quicken_clock(factor: float) -> None:
-    """Have the time of day, and that for measuring, go so many times as fast; `time.monotonic` does not."""
-    for name in ("time", "perf_counter"):
-        clock: Callable[[], float] = getattr(time, name)
+def quicken_clock(places: Sequence[Sequence[Any]]) -> None:
+    """Have the time go so many times as fast for whoever looks at it at one of these (path, line); for no others."""
+    where = {(str(path), int(line)) for path, line in places}
+    paths: dict[str, str] = {}
+
+    def quickened(clock: Any) -> Any:
         begun = clock()
-        setattr(time, name, lambda clock=clock, begun=begun: begun + factor * (clock() - begun))
+
+        def look() -> Any:
+            now, frame = clock(), sys._getframe(1)
+            name = frame.f_code.co_filename
+            path = paths.get(name) or paths.setdefault(name, os.path.abspath(name))
+            return begun + FASTER * (now - begun) if (path, frame.f_lineno) in where else now
+
+        return look
+
+    for name in ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns"):
+        setattr(time, name, quickened(getattr(time, name)))

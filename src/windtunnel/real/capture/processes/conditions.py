@@ -79,6 +79,9 @@ class Round:
     text: str  # of the head
     over: CodeType | None = field(compare=False, repr=False)  # compiled; None where it is not plain
 
+    def __contains__(self, line: int) -> bool:
+        return self.line <= line <= self.end
+
 
 @cache
 def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
@@ -97,6 +100,23 @@ def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
             compiled = _compiled(over) if over is not None and all(_is_plain(part) for part in parts) else None
             last = node.body[-1].end_lineno or node.lineno
             found.setdefault(function, []).append(Round(node.lineno, last, head, compiled))
+    return found
+
+
+@cache
+def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
+    """Counts at which a loop of a file is left, `if step >= most: break`, by its function and line."""
+    tree = tree_of(path)
+    found: dict[tuple[tuple[str, int], int], list[CodeType]] = {}
+    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
+        if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+            continue
+        left, right = node.test.left, node.test.comparators[0]
+        is_count = isinstance(node.test.ops[0], ast.Eq | ast.GtE | ast.Gt) and not isinstance(left, ast.Constant)
+        if isinstance(node.body[-1], ast.Break | ast.Return) and is_count and _is_plain(left) and _is_plain(right):
+            around = [part for part in _rounds_of(path).get(function, ()) if node.lineno in part]
+            for part in around[-1:] if isinstance(node.body[-1], ast.Break) else around:
+                found.setdefault((function, part.line), []).append(_compiled(right))
     return found
 
 
@@ -216,7 +236,7 @@ class Loop:
         self._words: dict[tuple[str, Condition], set[object]] = {}  # values that are compared and are no numbers
         self._rounds: dict[tuple[str, Round], int] = {}  # inner ones, and how often they go round; 0: not known
         self._called: set[str] = set()  # names of what the training's loop calls
-        self.lengths: dict[tuple[str, int, str], int] = {}  # (file, line, head) of each loop of known length
+        self.lengths: dict[tuple[str, int, str], int] = {}  # of loops by (file, line, head): most rounds
 
     def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
         """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's."""
@@ -230,11 +250,13 @@ class Loop:
                 for one in conditions_of(code.co_filename):
                     if one.function == here:
                         self._take(name, one, frame)
-                rounds = [
-                    one for one in _rounds_of(code.co_filename).get(here, ()) if one.line <= frame.f_lineno <= one.end
-                ]
+                rounds = [one for one in _rounds_of(code.co_filename).get(here, ()) if frame.f_lineno in one]
                 inside += [(name, one, _length(one, frame)) for one in reversed(rounds)]
-                self.lengths |= {(of, one.line, one.text): long for of, one, long in inside if long}
+                for part in rounds:
+                    if length := _length(part, frame):
+                        ends = _ends_of(code.co_filename).get((here, part.line), ())
+                        counts = [count for end in ends if (count := _count(end, frame)) > 0]
+                        self.lengths[name, part.line, part.text] = min([length, *counts])
                 calls = _calls_of(code.co_filename).get(here, ())
                 called += [call for line, call in calls if not rounds or rounds[0].line <= line <= rounds[0].end]
                 if rounds:
@@ -338,6 +360,15 @@ def _length(part: Round, frame: FrameType) -> int:
         return len(eval(part.over, frame.f_globals, frame.f_locals))
     except Exception:  # it has no length, or a name is gone
         return 0
+
+
+def _count(code: CodeType, frame: FrameType) -> int:
+    """A whole number that an expression gives; 0 for anything else."""
+    try:
+        value = eval(code, frame.f_globals, frame.f_locals)
+    except Exception:  # a name is not there yet, or whatever an attribute does
+        return 0
+    return value if type(value) is int else 0
 
 
 def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import random
 import signal
 import sys
 import sysconfig
@@ -70,6 +71,7 @@ def play(task: Mapping[str, Any]) -> int:
         _say_where(folder / f"where_{rank}", frame)
 
     signal.signal(signal.SIGUSR1, say_where)
+    random.seed(f"rank {rank}")  # a fork draws its own; so does each rank here, and whenever it is run again the same
     try:
         copied = copy_files(folder / f"copies_{rank}_{os.getpid()}", folder)
         if "clock" in task:
@@ -191,7 +193,7 @@ def _played(
             ) as world,
             Recorder(
                 *(rank, launch.world_size, world),
-                answers=replace(answers_of(task["answers"]), own=task.get("own")),
+                answers=replace(answers_of(task["answers"]), own=task.get("own"), own_lines=task.get("own_lines", ())),
                 on_step=stepped,
                 device=device,
                 first=wanted,
@@ -288,7 +290,7 @@ def answers_of(given: Mapping[str, str]) -> Any:
     from windtunnel.errors import SpecError
     from windtunnel.real.capture.fake_tensors.control_flow import Answers
 
-    kinds = {field.name: field.type for field in fields(Answers) if field.name not in ("by_line", "own")}
+    kinds = {field.name: field.type for field in fields(Answers) if field.name not in ("by_line", "own", "own_lines")}
     named: dict[str, Any] = {}
     by_line: dict[str, float | int | bool] = {}
     for name, text in given.items():

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from windtunnel.real.capture.processes.branches import branches_on, unagreed
 from windtunnel.real.capture.processes.conditions import tree_of
 
-SEEDED = 0  # in place of a line
+_GENERATORS = ("np.random.", "numpy.random.")
 _MAKERS = ("set", "frozenset")
 _KEPT = ("union", "intersection", "difference", "symmetric_difference", "copy")  # methods that give a set again
 _ALGEBRA = (ast.BitOr, ast.BitAnd, ast.BitXor, ast.Sub)
@@ -33,25 +33,24 @@ _UNORDERED = (
 
 
 def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Lines of files (path -> short name) that take such a thing: (short name, line)."""
-    drawn = {path: _drawn_at(path) for path in paths}
-    seeded = any(line == SEEDED for lines in drawn.values() for line in lines)
-    lines = {path: {*_lines_of(path), *(() if seeded else drawn[path])} for path in paths}
-    places = [(path, line) for path in paths for line in sorted(lines[path])]
+    """Lines of files (path -> short name) that take the order of a set, or a hash: (short name, line)."""
+    places = [(path, line) for path in paths for line in _lines_of(path)]
     return [(paths[path], line) for path, line in unagreed(list(paths), places)]
 
 
-def _drawn_at(path: str) -> list[int]:
-    """Lines that draw from numpy's own generator and decide a branch; SEEDED where it is given a seed."""
-    tree = tree_of(path)
-    found = []
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("np.random.", "numpy.random.")):
-            if _called(node) == "seed":
-                found.append(SEEDED)
-            elif branches_on(path, node.lineno):
-                found.append(node.lineno)
-    return found
+def numbers_drawn(paths: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Lines that draw from a generator to which nobody in these files gives a seed, and that decide a branch."""
+    calls = [
+        (path, node, ast.unparse(node.func))
+        for path in paths
+        for node in ast.walk(tree_of(path) or ast.Module([], []))
+        if isinstance(node, ast.Call)
+    ]
+    if any("seed" in name and not name.startswith("torch.") for _, _, name in calls):
+        return []
+    places = [(path, node.lineno) for path, node, name in calls if name.startswith(_GENERATORS)]
+    deciding = [(path, line) for path, line in places if branches_on(path, line)]
+    return [(paths[path], line) for path, line in unagreed(list(paths), deciding)]
 
 
 def _lines_of(path: str) -> list[int]:

@@ -1,0 +1,120 @@
+"""What a rank finds by itself (its data, its clock, its random numbers) and what all agree on before they act on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.real.capture.processes.branches import that_decide
+
+HEAD = """
+import random, time
+import torch, torch.nn as nn, torch.distributed as dist
+dist.init_process_group("gloo")
+m = nn.Linear(16, 24)
+opt = torch.optim.SGD(m.parameters(), lr=0.1)
+begun = last = time.time()
+count = [random.randint(1, 1000)]
+dist.broadcast_object_list(count)
+"""
+LOOP = """
+for i in range(6):
+    loss = m(torch.randn(8, 16)).square().sum()
+    loss.backward()
+    dist.all_reduce(torch.zeros(count[0]))
+WHAT
+    for p in m.parameters(): dist.all_reduce(p.grad)
+    opt.step(); opt.zero_grad()
+"""
+STOPS = """
+    bad = torch.tensor([float(WHEN)])
+    dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+    if bad.item(): MORE
+"""
+SCRIPTS = {
+    "a clock that says something, beside one that all agree on": (
+        "    if time.time() - last > 10: print('still here')" + STOPS.replace("WHEN", "time.time() - begun > 3600"),
+        "break",
+        "",
+    ),
+    "a loss that is told, beside one that all agree on": (
+        "    if loss.item() > 100: print('large')" + STOPS.replace("WHEN", "loss.item() > 100"),
+        "continue",
+        "",
+    ),
+    "the order of a set that is printed, beside a number that is drawn and broadcast": (
+        "    for name in {'a', 'b', 'c'}: print(name)",
+        "",
+        "",
+    ),
+    "a clock of its own, beside one that all agree on": (
+        "    if time.monotonic() - last > 10: continue" + STOPS.replace("WHEN", "time.time() - begun > 3600"),
+        "break",
+        "clock",
+    ),
+    "a clock of the last rank, which does something else than the first": (
+        "    if dist.get_rank() and time.time() - last > 10: continue\n    if dist.get_rank(): m(torch.randn(4, 16))",
+        "",
+        "clock",
+    ),
+    "a loss of its own, beside one that all agree on": (
+        "    if loss.item() < 1e-6: continue" + STOPS.replace("WHEN", "loss.item() > 100"),
+        "continue",
+        "data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from windtunnel.real.capture.arguments import Launch
+    from windtunnel.real.capture.checks import FindingsError
+    from windtunnel.real.capture.launch import Options, capture_job
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    what, after, kind = SCRIPTS[name]
+    source = HEAD + LOOP.replace("WHAT", what.replace("MORE", after))
+    if "monotonic" in what:
+        source = source.replace("last = time.time()", "time.time(); last = time.monotonic()")
+    (tmp_path / "train.py").write_text(source)
+    launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
+    try:
+        findings = capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"]
+    except FindingsError as error:
+        findings = error.document["findings"]
+    line = source.splitlines().index(what.splitlines()[0]) + 1
+    assert [(one["kind"], one["line"]) for one in findings] == ([(kind, f"train.py:{line}")] if kind else [])  # type: ignore[attr-defined]
+
+
+HELPER = "def agree(late):\n    flag = torch.tensor(late)\n    dist.all_reduce(flag)\n    return flag.item()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "decides"),
+    [
+        ("x = loss.item()\nif x > 1: stop()\n", True),
+        ("x = loss.item()\nif agree(x > 1): stop()\n", False),
+        ("x = loss.item()\nx = agree(x)\nif x > 1: stop()\n", False),
+        ("x = loss.item()\nfound = [x]\ndist.broadcast_object_list(found)\nx = found[0]\nif x > 1: stop()\n", False),
+        ("self.flag.fill_(loss.item() > 1)\ndist.all_reduce(self.flag)\nif self.flag.item(): stop()\n", False),
+        ("self.flag = tensor(loss.item())\ndist.all_reduce(self.flag)\nif self.flag.item(): stop()\n", False),
+        ("self.x = loss.item()\nif self.y: dist.all_reduce(self.z)\n", False),  # another attribute
+        ("x = loss.item()\nif x > 1: stop()\nshown = tensor(x)\ndist.all_reduce(shown)\n", True),  # too late
+        ("if loss.item() > 1:\n    flag.fill_(1)\ndist.all_reduce(flag)\nif flag: stop()\n", False),
+        ("if loss.item() > 1:\n    flag.fill_(1)\n    continue\ndist.all_reduce(flag)\nif flag: stop()\n", True),
+        ("def bad():\n    return loss.item() > 1\nif agree(bad()): stop()\n", False),
+        ("def step():\n    dist.all_reduce(g)\n    return loss.item()\nif step() > 1: stop()\n", True),
+    ],
+)
+def test_a_value_decides_until_it_has_been_exchanged(source: str, decides: bool, tmp_path: Path) -> None:
+    path, helper = tmp_path / "train.py", tmp_path / "helper.py"
+    path.write_text(source)
+    helper.write_text(HELPER)
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if "loss.item()" in text)
+    place = (str(path), line)
+    assert that_decide([str(path), str(helper)], [place]) == ([place] if decides else [])
