@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,6 +24,7 @@ from windtunnel.questions.changing import as_given, nested, set_paths
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
+from windtunnel.studies.training.launch.recipes import split
 from windtunnel.studies.training.plan import PLAN_FILE
 
 if TYPE_CHECKING:
@@ -132,13 +134,14 @@ def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart
 
 def states_model(word: str) -> bool:
     """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
-    if not os.path.isfile(word):
+    if not os.path.isfile(split(word)[0]):
         return False
     return _is_named_as_arguments(word) or (word.lower().endswith((".yaml", ".yml")) and is_native(word))
 
 
 def _is_named_as_arguments(word: str) -> bool:
-    return Path(word).suffix.lower() in (".toml", *ARGUMENTS)
+    name = re.sub(r"(?i)(?<=\.py):\w+$", "", word)  # a recipe of a file
+    return Path(name).suffix.lower() in (".toml", *ARGUMENTS)
 
 
 def _built(native: Native) -> Model:
