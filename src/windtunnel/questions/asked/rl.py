@@ -175,9 +175,11 @@ class Rl:
 
     def __post_init__(self) -> None:
         if self.own_file is None:
-            for name in ("model", "prompts", "lengths"):
-                if getattr(self, name) is None:
-                    raise SpecError(name, None, f"give {name}, or --config with the framework's own file")
+            missing = [name for name in ("model", "prompts", "lengths") if getattr(self, name) is None]
+            if missing:
+                raise SpecError(
+                    missing[0], None, f"give {', '.join(missing)}, or --config with the framework's own file"
+                )
             self._check_pools()
 
     def _check_pools(self) -> None:

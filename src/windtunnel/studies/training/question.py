@@ -26,6 +26,7 @@ from windtunnel.questions.reading import plain_part
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
 from windtunnel.studies.training.launch.recipes import split
 from windtunnel.studies.training.plan import PLAN_FILE
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.studies.training.launch.found import Native
@@ -158,9 +159,8 @@ def _built(native: Native) -> Model:
     if sizes.get("vocab") is None:
         raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
     length = native.fields.get("seq_len")
-    return transformer(
-        **sizes, name=Path(native.where).stem, max_sequence_length=length if isinstance(length, int) else 4096
-    )
+    model = transformer(**sizes, max_sequence_length=length if isinstance(length, int) else 4096)
+    return replace(model, name=f"{format_count(model.parameters)} of {Path(native.where).name}")
 
 
 def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> None:
