@@ -127,6 +127,7 @@ def of_launch_file(
     both = {**logged, **stated, **fields}
     missing = [name for name in ("global_batch", "seq_len") if name not in both]
     if missing:
+        model_of(model, cluster_of(cluster).n_gpus)  # a name or a file that is wrong is told before what is missing
         flags = " ".join(f"--{name.replace('_', '-')} N" for name in missing)
         remedy = f"add {flags}, or name the launch file that says {'it' if len(missing) == 1 else 'both'}"
         also = ", nor is seq_len" if len(missing) > 1 else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import Framework, Precision
@@ -116,6 +116,9 @@ class Beside:
     ] = None
 
 
+MISSING = {"prompts": "N", "lengths": "mean=9000,cap=32768 (of the answers)"}
+
+
 @part
 class Rl:
     """How long a step is, who waits for whom, and what fits."""
@@ -176,10 +179,12 @@ class Rl:
     def __post_init__(self) -> None:
         if self.own_file is None:
             missing = [name for name in ("model", "prompts", "lengths") if getattr(self, name) is None]
+            if len(missing) > 1:
+                flags = " ".join(f"--{name} {MISSING[name]}" for name in missing if name in MISSING)
+                words = ", nor is ".join([f"{missing[0]} is not given", *missing[1:]])
+                raise UserError(f"{words}: add {flags}, or --config with the framework's own file")
             if missing:
-                raise SpecError(
-                    missing[0], None, f"give {', '.join(missing)}, or --config with the framework's own file"
-                )
+                raise SpecError(missing[0], None, f"give {missing[0]}, or --config with the framework's own file")
             self._check_pools()
 
     def _check_pools(self) -> None:

@@ -48,6 +48,11 @@ def model_of(part: ModelPart, n_gpus: int) -> Model:
     elif _is_named_as_arguments(word):
         remedy = "give the path of a framework's own file, or the name of a model"
         raise InputFileError(word, "no such file", remedy)
+    elif word.lower().endswith((".yaml", ".yml")) and os.path.isfile(word):
+        remedy = (
+            "read are those of axolotl, LLaMA-Factory, TRL, torchtune, llm-foundry and Accelerate; or name the model"
+        )
+        raise InputFileError(word, "is no launch file that can be read", f"{remedy} and give the plan as flags")
     elif os.path.isdir(word) and not os.path.exists(os.path.join(word, "config.json")):
         remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
         raise InputFileError(word, "holds neither config.json nor captured.yaml", remedy)
