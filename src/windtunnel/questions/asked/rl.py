@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from windtunnel.errors import SpecError, UserError
+from windtunnel.errors import SpecError
 from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import Framework, Precision
@@ -181,8 +181,8 @@ class Rl:
             missing = [name for name in ("model", "prompts", "lengths") if getattr(self, name) is None]
             if len(missing) > 1:
                 flags = " ".join(f"--{name} {MISSING[name]}" for name in missing if name in MISSING)
-                words = ", nor is ".join([f"{missing[0]} is not given", *missing[1:]])
-                raise UserError(f"{words}: add {flags}, or --config with the framework's own file")
+                remedy = f"add {flags}, or --config with the framework's own file"
+                raise SpecError(f"{missing[0]} (and {', '.join(missing[1:])})", None, remedy)
             if missing:
                 raise SpecError(missing[0], None, f"give {missing[0]}, or --config with the framework's own file")
             self._check_pools()

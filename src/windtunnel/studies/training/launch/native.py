@@ -60,6 +60,8 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
         stated = read_mapping(path, PLAN)
         if trainer.settings_of(path) is not None:  # axolotl's has `fsdp_config` as Accelerate's does
             return trainer.read(path, n_gpus)
+        if not accelerate.is_accelerate(stated):
+            raise InputFileError(where, "is YAML of no framework that is known here", PLAN)
         return accelerate.read(stated, n_gpus, where)
     if suffix == ".toml":
         return torchtitan.read(read_mapping(path, PLAN), n_gpus, where)

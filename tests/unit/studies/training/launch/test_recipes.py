@@ -219,3 +219,10 @@ def test_what_is_nested_too_deep_is_one_error(tmp_path: Path, text: str) -> None
     path.write_text(f"from xtuner.v1.train import TrainerConfig\n{text}\n")
     with pytest.raises(InputFileError):
         read_native(path, 8)
+
+
+def test_yaml_of_something_else_is_no_job(tmp_path: Path) -> None:
+    path = tmp_path / "ci.yaml"
+    path.write_text("jobs: {build: {steps: [make]}}\n")
+    with pytest.raises(InputFileError, match="is YAML of no framework"):
+        read_native(path, 8)
