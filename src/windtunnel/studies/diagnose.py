@@ -81,11 +81,11 @@ class Diagnosis(Answer):
 
 def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     """The diagnosis. Raises UserError."""
-    predict = predict_of(question)
-    result, advised = answer_at_first(predict, notes)
-    model, cluster = model_of(predict.model, result.n_gpus), cluster_of(predict.cluster)
     logs = question.log or _own_log(question)
     run = read_run(logs) if logs else None
+    predict = predict_of(question, run)
+    result, advised = answer_at_first(predict, notes)
+    model, cluster = model_of(predict.model, result.n_gpus), cluster_of(predict.cluster)
     if run is not None:
         _check_same_work(run, result, question)
     sequences = result.spec["plan"]["global_batch"]
@@ -181,10 +181,19 @@ def _within(result: Result, over: float) -> Result:
     return replace(result, memory_capacity_bytes=capacity, advice=fits)
 
 
-def predict_of(question: Diagnose) -> Predict:
-    """The prediction that a diagnosis is held against."""
-    asked = of_launch_file(question.model, question.cluster, plain_part(question.plan))
-    return replace(asked, anchor=question.anchor)
+def predict_of(question: Diagnose, run: MeasuredRun | None = None) -> Predict:
+    """The prediction that a diagnosis is held against. Raises UserError.
+
+    What nobody states of the work is as the run's own log says; where nobody states how it is split, that is too.
+    """
+    stated = plain_part(question.plan)
+    logged: dict[str, object] = {}
+    if run is not None and run.arguments:
+        said = megatron_log.read(run.arguments, cluster_of(question.cluster).n_gpus, run.source).fields
+        logged = {name: value for name, value in said.items() if name in WORK or not stated.keys() - set(WORK)}
+    if run is not None and run.global_batch is not None:
+        logged["global_batch"] = run.global_batch
+    return replace(of_launch_file(question.model, question.cluster, stated, logged), anchor=question.anchor)
 
 
 def with_measured(question: Predict, step: float) -> Diagnose:
@@ -236,6 +245,7 @@ def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tup
     return [(f"the log says {text}", as_run.step_time_s - result.step_time_s)], notes
 
 
+WORK = ("global_batch", "seq_len")
 # What Megatron-Core's own names say without doubt.
 DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "precision", "overlap_tp")
 
@@ -260,6 +270,9 @@ def _sentence(
     differs: Sequence[tuple[str, float]],
 ) -> str:
     measured, predicted = format_time(step_s), format_time(result.step_time_s)
+    if result.infeasible is not None:
+        way = "give that of the run (its launch file, or --tp, --pp ...); `windtunnel plan` finds the best"
+        return f"{measured} was measured, but the plan that is asked about does not fit in memory: {way}."
     ratio = step_s / result.step_time_s - 1.0
     amount = f"{format_percent(abs(ratio), 0)} {'slower' if ratio > 0 else 'faster'} than the {predicted} predicted"
     if ratio >= 1.0:

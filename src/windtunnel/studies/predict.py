@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import Cluster
@@ -107,10 +108,15 @@ def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
     return lambda found: with_anchors(found, anchors)
 
 
-def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, object]) -> Predict:
+def of_launch_file(
+    model: ModelPart,
+    cluster: ClusterPart,
+    fields: Mapping[str, object],
+    logged: Mapping[str, object] = MappingProxyType({}),
+) -> Predict:
     """The prediction of a job whose plan is stated by these fields, over those of the launch file that names its model.
 
-    Raises UserError.
+    `logged`: what the job's log says of its plan, where neither says it. Raises UserError.
     """
     from windtunnel.studies.training.launch import read_native
     from windtunnel.studies.training.question import states_model
@@ -118,11 +124,14 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
     stated: Mapping[str, object] = {}
     if states_model(model.base):
         stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
-    both = {**stated, **fields}
-    for name in ("global_batch", "seq_len"):
-        if name not in both:
-            remedy = f"add --{name.replace('_', '-')} N, or name the launch file that says it"
-            raise SpecError(name, None, remedy)
+    both = {**logged, **stated, **fields}
+    missing = [name for name in ("global_batch", "seq_len") if name not in both]
+    if missing:
+        model_of(model, cluster_of(cluster).n_gpus)  # a name or a file that is wrong is told before what is missing
+        flags = " ".join(f"--{name.replace('_', '-')} N" for name in missing)
+        remedy = f"add {flags}, or name the launch file that says {'it' if len(missing) == 1 else 'both'}"
+        also = ", nor is seq_len" if len(missing) > 1 else ""
+        raise UserError(f"{missing[0]} is not given{also}: {remedy}")
     plan = read_plan(both)
     predict: Predict = read(plain(Predict(model=model, cluster=cluster, plan=plan)))
     return predict

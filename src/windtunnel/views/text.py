@@ -39,6 +39,8 @@ def plain(text: object) -> str:
 
 def printable(line: str) -> str:
     """A line as it is, but for control characters."""
+    if line.isprintable():
+        return line
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
 
 

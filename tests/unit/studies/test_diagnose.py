@@ -302,3 +302,39 @@ def test_nothing_measured_is_an_error() -> None:
 def test_without_a_measurement_the_ways_to_give_one_are_said() -> None:
     with pytest.raises(UserError, match="give --log FILE, --trace FILE or --measured"):
         diagnosed()
+
+
+def test_what_nobody_states_is_as_the_log_says(tmp_path: Path, step_s: float) -> None:
+    line = " iteration {}/ 20 | elapsed time per iteration (ms): {:.1f} | global batch size:    64 |"
+    lines = [line.format(n, 1e3 * step_s) for n in range(1, 21)]
+    log = tmp_path / "log.txt"
+    log.write_text("\n".join(lines))
+    asked = {**STEP, "question": "diagnose", "log": [str(log)]}
+    found = ask({**asked, "plan": {"tp": 2, "seq_len": 4096}})
+    assert found.verdict == "as expected"
+    assert found.result.spec["plan"]["global_batch"] == 64
+    with pytest.raises(UserError, match=r"^seq_len is not given: add --seq-len N"):
+        ask({**asked, "plan": {"tp": 2}})
+    with pytest.raises(
+        UserError, match=r"^global_batch is not given, nor is seq_len: add --global-batch N --seq-len N"
+    ):
+        diagnosed(plan={"tp": 2}, measured=1.0)
+    said = {"tensor_model_parallel_size": 2, "global_batch_size": 64, "seq_length": 4096, "bf16": True}
+    block = "\n".join(f"  {name} ...... {value}" for name, value in said.items())
+    log.write_text("\n".join(["--------- arguments ---------", block, "------ end of arguments ------", *lines]))
+    whole = ask({**asked, "plan": {}})
+    assert whole.result.spec["plan"]["tp"] == 2
+
+
+def test_a_plan_that_does_not_fit_is_not_what_was_measured() -> None:
+    asked = {**STEP, "model": "llama-3-70b", "question": "diagnose", "measured": 5.0}
+    sentence = ask({**asked, "plan": {"global_batch": 64, "seq_len": 4096}}).sentence
+    assert sentence.startswith(
+        "5.00 s was measured, but the plan that is asked about does not fit in memory: give that"
+    )
+
+
+def test_a_model_that_a_file_states_is_named_by_its_size_and_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(TRAIN)
+    assert model_of(ModelPart(base=str(path)), 16).name == "8.03B of train.sh"

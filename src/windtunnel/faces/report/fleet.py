@@ -18,6 +18,7 @@ from windtunnel.studies.fleet.packing.study import PackAnswer
 from windtunnel.studies.fleet.sharing.study import Shared, slower_of
 from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, left_out
 from windtunnel.studies.fleet.when import When, WhenAnswer
+from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
     Cell,
@@ -337,7 +338,7 @@ def when_document(answer: When) -> Document:
         Notes("Why", lines),
     ]
     title = f"{plain(answer.job)} under {answer.policy}"
-    under = f"{answer.gpus:,} GPUs, submitted at {_moment(answer.submit_s)}, {answer.state}"
+    under = f"{format_many(answer.gpus, 'GPU')}, submitted at {_moment(answer.submit_s)}, {answer.state}"
     return Document("fleet", title, views, subtitle=under)
 
 

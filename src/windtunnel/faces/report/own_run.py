@@ -48,7 +48,7 @@ def diagnose_document(answer: Diagnosis) -> Document:
 
 def _views(answer: Diagnosis) -> Iterator[View]:
     predicted = Number(answer.predicted_step_s, "s", answer.predicted_p5_s, answer.predicted_p95_s)
-    tone = TONES[answer.verdict]
+    tone = TONES[answer.verdict] if answer.result.infeasible is None else "warn"
     assert tone in ("good", "calm", "warn")
     yield Headline(answer.sentence, "measured step", Number(answer.measured_step_s, "s"), tone)  # type: ignore[arg-type]
     figures = [
@@ -68,7 +68,7 @@ def _views(answer: Diagnosis) -> Iterator[View]:
         yield classes_table(answer.classes)
     else:
         yield from breakdown(answer.result)
-    yield from advice_views(answer.advice)
+    yield from advice_views(answer.advice, fits=answer.result.infeasible is None)
     if answer.not_understood:
         more = len(answer.not_understood) - LINES_SHOWN
         lines = [plain(line) for line in answer.not_understood[:LINES_SHOWN]]
@@ -134,7 +134,7 @@ def classes_table(classes: Sequence[ClassTime]) -> Table:
     return Table("Class of op by class of op", columns, rows, "mean over the ranks", most=len(rows))
 
 
-def advice_views(advice: Sequence[Proposal]) -> Iterator[View]:
+def advice_views(advice: Sequence[Proposal], *, fits: bool = True) -> Iterator[View]:
     """What to change, in words of the command line and as diffs of the user's file."""
     if not advice:
         return
@@ -148,7 +148,8 @@ def advice_views(advice: Sequence[Proposal]) -> Iterator[View]:
         )
         for proposal in advice
     ]
-    yield Changes("What would make the prediction shorter", names, changes, "each predicted; fewest changes first")
+    heading = "What would make the prediction shorter" if fits else "What would make it fit in memory"
+    yield Changes(heading, names, changes, "each predicted; fewest changes first")
     diffs = [(proposal.flags, proposal.diff) for proposal in advice if proposal.diff]
     if diffs:
         shown = diffs if len(diffs) == 1 else [diffs[0], diffs[-1]]

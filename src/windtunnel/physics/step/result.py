@@ -365,15 +365,19 @@ StageMemory.timeline = _WhenRead(StageMemory.timeline)  # type: ignore[misc, ass
 
 def _as_data(value: object) -> object:
     """Dataclasses as dictionaries, all the way down. Unlike `asdict` it copies no plain value, which was most of it."""
-    if isinstance(value, (str, int, float)) or value is None:
+    if type(value) in _PLAIN:
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: _as_data(getattr(value, name)) for name in _names(type(value))}
-    if isinstance(value, Mapping):
-        return {key: _as_data(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_as_data(one) for one in value])
+        return type(value)([part if type(part) in _PLAIN else _as_data(part) for part in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        own = ((name, getattr(value, name)) for name in _names(type(value)))
+        return {name: part if type(part) in _PLAIN else _as_data(part) for name, part in own}
+    if isinstance(value, Mapping):
+        return {key: part if type(part) in _PLAIN else _as_data(part) for key, part in value.items()}
     return value
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @cache

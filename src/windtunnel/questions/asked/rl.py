@@ -116,6 +116,9 @@ class Beside:
     ] = None
 
 
+MISSING = {"prompts": "N", "lengths": "mean=9000,cap=32768 (of the answers)"}
+
+
 @part
 class Rl:
     """How long a step is, who waits for whom, and what fits."""
@@ -175,9 +178,13 @@ class Rl:
 
     def __post_init__(self) -> None:
         if self.own_file is None:
-            for name in ("model", "prompts", "lengths"):
-                if getattr(self, name) is None:
-                    raise SpecError(name, None, f"give {name}, or --config with the framework's own file")
+            missing = [name for name in ("model", "prompts", "lengths") if getattr(self, name) is None]
+            if len(missing) > 1:
+                flags = " ".join(f"--{name} {MISSING[name]}" for name in missing if name in MISSING)
+                remedy = f"add {flags}, or --config with the framework's own file"
+                raise SpecError(f"{missing[0]} (and {', '.join(missing[1:])})", None, remedy)
+            if missing:
+                raise SpecError(missing[0], None, f"give {missing[0]}, or --config with the framework's own file")
             self._check_pools()
 
     def _check_pools(self) -> None:

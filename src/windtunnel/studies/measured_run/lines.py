@@ -136,6 +136,21 @@ FORMATS = (
         reserved_bytes=(r"\bmemory: *#", MIB),
     ),
     _format(
+        "xtuner v1",  # `train/trainer.py` of xtuner 1.0: seconds, 2**30 bytes
+        r"\bStep \d+/\d+ +data_time: ",
+        number=(r"\bStep #/", 1.0),
+        seconds=(r"(?<!_)\btime: *#", 1.0),
+        data_loader=(r"data_time: *#", 1.0),
+        allocated_bytes=(r"max_memory: *# ?GB", GIB),
+        reserved_bytes=(r"reserved_memory: *# ?GB", GIB),
+    ),
+    _format(
+        "axolotl memory",  # its throughput is divided by the lines between two reports: not read
+        r"memory/(?:max_mem_active\(gib\)|max_active \(GiB\))",
+        allocated_bytes=(r"memory/max_(?:mem_allocated\(gib\)|allocated \(GiB\))['\"]?: *#", GIB),
+        reserved_bytes=(r"memory/device_(?:mem_reserved\(gib\)|reserved \(GiB\))['\"]?: *#", GIB),
+    ),
+    _format(
         "InternEvo",
         r"tgs \(tokens/gpu/second\)=",
         number=(r"\bstep=#", 1.0),
@@ -219,6 +234,7 @@ FORMATS = (
         number=(r" #/\d+ \[", 1.0),
         seconds=(r"<[\d:?]+, *# ?s/it", 1.0),
         steps_per_s=(r"<[\d:?]+, *# ?it/s", 1.0),
+        bar_length=(r"\d+/# \[", 1.0),
     ),
 )
 TIMER = re.compile(rf"^\W*([a-z][\w/-]*) \.{{3,}}: \({NUMBER}, {NUMBER}\)")

@@ -50,6 +50,12 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
         del trusted["progress bar"]  # it rounds, and counts what is not training
     form = max(trusted, key=lambda name: (trusted[name], name), default="")
     notes = []
+    if form == "progress bar":  # of training, not of what is tokenised or evaluated beside it
+        lengths = Counter(record.values.get("bar_length") for record in records if record.format == form)
+        length = max(lengths, key=lambda steps: (lengths[steps], steps or 0.0))
+        records = [record for record in records if record.format != form or record.values.get("bar_length") == length]
+        if len(lengths) > 1:
+            notes.append(f"of several progress bars, that of {length:,.0f} steps is read")
     steps: list[Step] = []
     phases: dict[str, float] = {}
     skipped = 0
@@ -80,7 +86,7 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
         notes.append("the global batch changes in the log: step times are of several batches")
     return MeasuredRun(
         source,
-        form or ("Megatron memory" if records else ""),
+        form or next((record.format for record in records), ""),
         tuple(steps),
         _peaks(records, "allocated_bytes"),
         _peaks(records, "reserved_bytes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,7 +24,9 @@ from windtunnel.questions.changing import as_given, nested, set_paths
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
+from windtunnel.studies.training.launch.recipes import split
 from windtunnel.studies.training.plan import PLAN_FILE
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.studies.training.launch.found import Native
@@ -45,6 +48,11 @@ def model_of(part: ModelPart, n_gpus: int) -> Model:
     elif _is_named_as_arguments(word):
         remedy = "give the path of a framework's own file, or the name of a model"
         raise InputFileError(word, "no such file", remedy)
+    elif word.lower().endswith((".yaml", ".yml")) and os.path.isfile(word):
+        remedy = (
+            "read are those of axolotl, LLaMA-Factory, TRL, torchtune, llm-foundry and Accelerate; or name the model"
+        )
+        raise InputFileError(word, "is no launch file that can be read", f"{remedy} and give the plan as flags")
     elif os.path.isdir(word) and not os.path.exists(os.path.join(word, "config.json")):
         remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
         raise InputFileError(word, "holds neither config.json nor captured.yaml", remedy)
@@ -132,13 +140,14 @@ def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart
 
 def states_model(word: str) -> bool:
     """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
-    if not os.path.isfile(word):
+    if not os.path.isfile(split(word)[0]):
         return False
     return _is_named_as_arguments(word) or (word.lower().endswith((".yaml", ".yml")) and is_native(word))
 
 
 def _is_named_as_arguments(word: str) -> bool:
-    return Path(word).suffix.lower() in (".toml", *ARGUMENTS)
+    name = re.sub(r"(?i)(?<=\.py):\w+$", "", word)  # a recipe of a file
+    return Path(name).suffix.lower() in (".toml", *ARGUMENTS)
 
 
 def _built(native: Native) -> Model:
@@ -155,9 +164,8 @@ def _built(native: Native) -> Model:
     if sizes.get("vocab") is None:
         raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
     length = native.fields.get("seq_len")
-    return transformer(
-        **sizes, name=Path(native.where).stem, max_sequence_length=length if isinstance(length, int) else 4096
-    )
+    model = transformer(**sizes, max_sequence_length=length if isinstance(length, int) else 4096)
+    return replace(model, name=f"{format_count(model.parameters)} of {Path(native.where).name}")
 
 
 def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> None:

@@ -184,3 +184,36 @@ def test_hostile_files_are_one_error(name: str, content: bytes, tmp_path: Path) 
     with pytest.raises(UserError) as caught:
         read_run([written(tmp_path, name, content)])
     assert "\n" not in str(caught.value)
+
+
+def test_of_several_progress_bars_that_of_training_is_read(tmp_path: Path) -> None:
+    bars = [f" {at}/873 [25:{36 + at % 20}<52:46,  5.0s/it]" for at in range(281, 300)]
+    text = "\n".join([" 2/3 [00:01<00:00,  1.68it/s]", *bars, " 40/50 [00:10<00:02,  4.1it/s]"])
+    run = read_run([written(tmp_path, "a.log", text)])
+    assert steady_of(run).seconds == pytest.approx(5.0)
+    assert {step.seconds for step in run.steps} == {5.0}
+    assert run.notes == ("of several progress bars, that of 873 steps is read",)
+
+
+def test_lines_of_xtuner(tmp_path: Path) -> None:
+    """As `Trainer._log_step` of xtuner 1.0 writes them; no published log was at hand."""
+    line = (
+        "[XTuner][RANK 0] Epoch 1 Step {}/100 data_time: 0.0123 lr: 6.000000e-05 time: {:.4f} text_tokens: 16384.0"
+        " seqlen_tokens: 16384 approximate_total_consumed_tokens: 163840 total_loss: 1.204  grad_norm: 0.81000000"
+        " max_memory: 61.20 GB reserved_memory: 70.50 GB tgs: 5120.0 seqlen_tgs: 5120.0 exp_tgs: 5000.1 eta: 0:05:00 "
+    )
+    run = read_run([written(tmp_path, "a.log", "\n".join(line.format(at, 3.2) for at in range(1, 12)))])
+    assert run.format == "xtuner v1"
+    assert steady_of(run).seconds == pytest.approx(3.2)
+    assert phases_of(run)["data loader"] == pytest.approx(0.0123)
+    assert (run.allocated_bytes[0], run.reserved_bytes[0]) == (round(61.20 * 2**30), round(70.5 * 2**30))
+
+
+def test_memory_of_axolotl_is_read_and_its_steps_are_not(tmp_path: Path) -> None:
+    line = (
+        "{{'loss': 2.0, 'memory/max_active (GiB)': 34.89, 'memory/max_allocated (GiB)': 34.89,"
+        " 'memory/device_reserved (GiB)': 41.26, 'tokens_per_second_per_gpu': {}}}"
+    )
+    run = read_run([written(tmp_path, "a.log", "\n".join(line.format(rate) for rate in (812.5, 820.1)))])
+    assert (run.format, run.steps) == ("axolotl memory", ())
+    assert run.reserved_bytes[0] == round(41.26 * 2**30)

@@ -311,16 +311,23 @@ def _timeline(result: Result) -> Iterator[View]:
     categories = categories_of(result)
     ordered = sorted(result.excerpt, key=lambda op: (op.stage, op.stream))
     by_lane = {lane: list(ops) for lane, ops in groupby(ordered, key=lambda op: (op.stage, op.stream))}
+    painted: dict[tuple[str, str], Category] = {}  # few kinds of ops, whatever their number
+
+    def kind_of(op: Interval) -> Category:
+        kind = op.category, re.sub(r"\d+", "", op.label)
+        if kind not in painted:
+            painted[kind] = _painted(op, categories)
+        return painted[kind]
+
     lanes = [
-        Lane(stream, [_span(op, categories) for op in by_lane[stage, stream]], result.class_name(stage))
+        Lane(stream, [_span(op, kind_of(op)) for op in by_lane[stage, stream]], result.class_name(stage))
         for stage, names in streams_of(result).items()
         for stream in names
     ]
     yield Lanes("Timeline", lanes, f"An excerpt of the step, one group of lanes per {class_word(result)}.")
 
 
-def _span(op: Interval, categories: Mapping[str, Category]) -> Span:
-    painted = _painted(op, categories)
+def _span(op: Interval, painted: Category) -> Span:
     return Span(op.start_ns / 1e9, op.end_ns / 1e9, op.label, painted.label, painted.slot)
 
 

@@ -343,7 +343,18 @@ def scaled_document(answer: Answer) -> Document:
     rows = [(label, unit, [policy[key] for policy in policies.values()]) for key, label, unit in lines]
     best = min(policies, key=lambda name: (policies[name]["late"], policies[name]["replica_hours"]))
     late = Number(policies[best]["late"], "share")
+    even = [name for name, policy in policies.items() if policy["late"] == policies[best]["late"]]
     verdict = f"{best} keeps the promise best: {text_of(late)} of the sessions are slower."
+    if len(even) > 1:
+        soonest = min(even, key=lambda name: policies[name]["mean_s"])
+        verdict = (
+            f"{', '.join(even)} keep the promise alike, {text_of(late)} of the sessions are slower: {best} takes the"
+        )
+        verdict += " fewest replica hours"
+        if policies[soonest]["mean_s"] < policies[best]["mean_s"]:
+            times = [text_of(Number(policies[name]["mean_s"], "s")) for name in (soonest, best)]
+            verdict += f", {soonest} answers soonest ({times[0]} on average, {best} {times[1]})"
+        verdict += "."
     title = f"{spec['model']}, {spec['sessions']:,} sessions on up to {spec['most_replicas']} replicas"
     views: list[View] = [Headline(verdict, "slower than promised", late), _beside("Policies", list(policies), rows)]
     return Document("replicas with sessions", title, views)

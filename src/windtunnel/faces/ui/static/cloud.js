@@ -6,7 +6,8 @@ window.windtunnelCloud = (() => {
   const canvas = document.getElementById("cloud-canvas"), up = document.getElementById("cloud-up");
   const SLICE = 1000, MARGIN = 34;
   let points = [], drawing = 0, places = [];
-  const number = (value) => Number(value).toPrecision(4).replace(/\.?0+$/, "");
+  const number = (value) => value >= 1e4 ? Math.round(value).toLocaleString("en") : Number(value).toPrecision(4).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+  const seconds = (value) => (value < 1 ? `${number(value * 1000)} ms` : `${number(value)} s`);
 
   // Of which no other is better in both: by step, ever less of the other.
   function front(of) {
@@ -31,9 +32,9 @@ window.windtunnelCloud = (() => {
     places = [];
     pen.fillStyle = colour("--quiet");
     pen.font = "12px system-ui, sans-serif";
-    pen.fillText(`${number(low)} s`, MARGIN, 292);
+    pen.fillText(seconds(low), MARGIN, 292);
     pen.textAlign = "right";
-    pen.fillText(`${number(high)} s`, box.width - MARGIN, 292);
+    pen.fillText(seconds(high), box.width - MARGIN, 292);
     pen.textAlign = "left";
     pen.fillText(number(top), 4, 20);
     pen.fillText(number(bottom), 4, 300 - MARGIN + 14);
@@ -61,7 +62,7 @@ window.windtunnelCloud = (() => {
       link.href = `/?${one[4]}`;
       link.textContent = parts[i].filter((part) => !shared.has(part)).join(" · ") || one[3] || "this point"; // where they differ
       head.append(link);
-      row.append(head, ...[`${number(one[0])} s`, `${number(one[1])} GiB`, number(one[2])].map((text) => Object.assign(document.createElement("td"), { textContent: text })));
+      row.append(head, ...[seconds(one[0]), `${number(one[1])} GiB`, number(one[2])].map((text) => Object.assign(document.createElement("td"), { textContent: text })));
       return row;
     }));
   }
@@ -77,7 +78,7 @@ window.windtunnelCloud = (() => {
   canvas.addEventListener("pointermove", (event) => {
     const one = nearest(event);
     canvas.style.cursor = one ? "pointer" : "";
-    if (one) canvas.dataset.tip = `${one[3]}: ${number(one[0])} s, ${number(one[1])} GiB, ${number(one[2])} GPU-hours per million tokens`;
+    if (one) canvas.dataset.tip = `${one[3]}: ${seconds(one[0])}, ${number(one[1])} GiB, ${number(one[2])} GPU-hours per million tokens`;
     else delete canvas.dataset.tip;
   });
   canvas.addEventListener("click", (event) => { const one = nearest(event); if (one) location.href = `/?${one[4]}`; });

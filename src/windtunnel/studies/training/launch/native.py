@@ -1,9 +1,9 @@
 """A framework's own file as plan fields: which reader takes it, and what none of them understood.
 
-`.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a script of Hugging Face's Trainer; YAML is the Trainer's where it
-has that one's batch, Accelerate's where it has `distributed_type`, else a plan; a shell script or a list of arguments
-(`.sh`, `.args`, `.txt`) is the Trainer's or Megatron-Core's; a log (`.log`, `.out`, `.txt`) is of the job whose
-arguments Megatron-LM printed into it. Reads are bounded (`files/`).
+`.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a recipe (`file.py:name`) or a script of Hugging Face's Trainer;
+YAML is the Trainer's where it has that one's batch, Accelerate's where it has `distributed_type`, else a plan; a shell
+script or a list of arguments (`.sh`, `.args`, `.txt`) is the Trainer's or Megatron-Core's; a log (`.log`, `.out`,
+`.txt`) is of the job whose arguments Megatron-LM printed into it. Reads are bounded (`files/`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from windtunnel.studies.training.launch import (
     deepspeed,
     megatron_log,
     megatron_reading,
+    recipes,
     torchtitan,
     trainer,
 )
@@ -34,7 +35,7 @@ SUFFIXES = (".toml", ".json", *ARGUMENTS)
 
 def is_native(path: str | Path) -> bool:
     """Whether a file is a framework's own; of YAML Accelerate's and the Trainer's. InputFileError where unreadable."""
-    suffix = Path(path).suffix.lower()
+    suffix = Path(recipes.split(str(path))[0]).suffix.lower()
     if suffix == ".json":  # a plan may be written in JSON, which is YAML too
         return not _is_plan(read_mapping(path, PLAN))
     if suffix in (".yaml", ".yml"):
@@ -50,13 +51,17 @@ def _is_plan(document: Mapping[str, object]) -> bool:
 
 def read_native(path: str | Path, n_gpus: int) -> Native:
     """Plan fields of a framework's own file, for a job of so many GPUs. Raises InputFileError or SpecError."""
-    suffix, where = Path(path).suffix.lower(), str(path)
+    file, recipe = recipes.split(str(path))
+    suffix, where = Path(file).suffix.lower(), str(path)
     if suffix == ".py":
-        return trainer.read(path, n_gpus)
+        is_recipe = recipe or recipes.framework_of(file)
+        return recipes.read(file, recipe, n_gpus) if is_recipe else trainer.read(path, n_gpus)
     if suffix in (".yaml", ".yml"):
         stated = read_mapping(path, PLAN)
         if trainer.settings_of(path) is not None:  # axolotl's has `fsdp_config` as Accelerate's does
             return trainer.read(path, n_gpus)
+        if not accelerate.is_accelerate(stated):
+            raise InputFileError(where, "is YAML of no framework that is known here", PLAN)
         return accelerate.read(stated, n_gpus, where)
     if suffix == ".toml":
         return torchtitan.read(read_mapping(path, PLAN), n_gpus, where)

@@ -19,7 +19,15 @@ from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
-from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan, trainer, trainer_writing
+from windtunnel.studies.training.launch import (
+    accelerate,
+    deepspeed,
+    megatron,
+    recipes,
+    torchtitan,
+    trainer,
+    trainer_writing,
+)
 from windtunnel.studies.training.launch.dialects import OWN
 from windtunnel.studies.training.launch.found import Native, _leaves
 from windtunnel.studies.training.launch.megatron_reading import GRANULARITY, SWIFT, Arguments, shell_words
@@ -56,7 +64,10 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
 
     `before` and `after`: the fields of a plan and its data-parallel degree. Raises UserError.
     """
+    path, recipe = recipes.split(path)
     text, kind = read_text(path, PLAN), Path(path).suffix.lower()
+    if recipe or (kind == ".py" and recipes.framework_of(path)):
+        return ""
     sides = [(open_plan(**plan), dp) for plan, dp in (before, after)]
     settings = trainer.settings_of(path)
     if settings is not None:

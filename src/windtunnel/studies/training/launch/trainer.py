@@ -124,7 +124,9 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     settings = settings_of(path)
     if settings is None:
         remedy = "`windtunnel capture --world-size N` runs any script without GPUs; or name the model and give flags"
-        raise InputFileError(where, "states no TrainingArguments of Hugging Face that can be read", remedy)
+        raise InputFileError(
+            where, "is no recipe and states no TrainingArguments of Hugging Face that can be read", remedy
+        )
     unknown: list[str] = []
     of_factory = "finetuning_type" in settings or "cutoff_len" in settings
     of_axolotl = "base_model" in settings

@@ -1,0 +1,382 @@
+"""Recipes of NeMo 2 and of Megatron-Bridge and configurations of xtuner's v1, in Python, as plans.
+
+A recipe is a function, of which a file may have several: `llama3.py:llama3_8b_pretrain_config`. It is followed on its
+text (`python_text.py`) and never run. Names of settings are Megatron-Core's, so what a recipe sets is read as its
+options are. Read off NeMo 2.5 (`nemo/collections/llm/recipes`, `lightning/pytorch/strategies`), Megatron-Bridge 0.5
+(`recipes`, `perf_recipes`, `training/comm_overlap.py`, `mixed_precision.py`, `config.py`) and xtuner 1.0
+(`v1/train/trainer.py`, `v1/config/fsdp.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.bytes import read_text
+from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.catalogue import catalogued, load_model
+from windtunnel.studies.training.launch import megatron_log, megatron_reading
+from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.python_text import (
+    BYTES_MOST,
+    GIVE,
+    Made,
+    Module,
+    Unread,
+    module_of,
+    parsed,
+)
+
+BRIDGE, NEMO, XTUNER = "Megatron-Bridge", "NeMo 2", "xtuner v1"
+IMPORTS = {"megatron.bridge": BRIDGE, "nemo.collections.llm": NEMO, "nemo_run": NEMO, "xtuner.v1": XTUNER}
+ENDS = {BRIDGE: "_config", NEMO: "_recipe"}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
+RENAMED = {
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+    "expert_tensor_model_parallel_size": "expert_tensor_parallel_size", "cuda_graph_scope": "cuda_graph_modules",
+    "bucket_size": "ddp_bucket_size", "num_moe_experts": "num_experts",
+}  # fmt: skip
+FP8 = {  # word of a precision's name -> (recipe of fp8, whether parameters stay in it)
+    "fp8_delayed": ("delayed", True), "bf16_with_fp8_mixed": ("delayed", True), "mxfp8": ("mxfp8", True),
+    "current_scaling": ("tensorwise", True), "subchannel": ("blockwise", False),
+}  # fmt: skip
+LORA_DIM = 32  # `LoRA.dim` of both
+LORA_TARGETS = {"linear_qkv": "q,k,v", "linear_proj": "o", "linear_fc1": "gate,up", "linear_fc2": "down"}
+SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_moe_experts")
+BATCHES = ("global_batch_size", "micro_batch_size")
+PARTS = ("model", "train", "dataset", "ddp", "optimizer", "mixed_precision", "comm_overlap", "peft")
+IDLE = re.compile(
+    r"(seq_length$|vocab_size|should_pad|make_vocab|transformer_impl$|attention_backend|cross_entropy|apply_rope|"
+    r"gradient_accumulation_fusion|masked_softmax|bias_|persist_|deallocate|pipeline_dtype|params_dtype|autocast|"
+    r"rotary|rope|init_|initializer|hidden_dropout|attention_dropout|layernorm_epsilon|train_iters|manual_gc|eval_|"
+    r"exit_|lr|min_lr|max_lr|weight_decay|adam_|clip_grad|bf16$|fp16$|use_te_rng|check_for|average_in|"
+    r"cuda_graph_warmup|moe_(router_|aux|permute|grouped|z_loss|per_layer|apply|shared_expert_overlap$)|"
+    r"num_sms|moe_hybridep|moe_deepep|tp_comm_(overlap_cfg|bootstrap)|batch_p2p|align_|data_parallel_size|"
+    r"defer_embedding|wgrad_deferral|delay_wgrad|gradient_as_bucket|ckpt_|replace_progress|progress_|setup_|"
+    r"find_unused|lazy_|restore_|plugins|callbacks|ddp$|fp8_(margin|amax|wgrad|dot_product|multi_head)|"
+    r"num_layers_at_(start|end)_in_bf16|first_last_layers_bf16|reuse_grad|loss_scale|initial_loss|min_loss|hysteresis|"
+    r"autocast_enabled|distribute_saved|calculate_per|perform_|skip_train|save|load|main_(grads|params)_dtype|"
+    r"overlap_param_gather_with|use_gloo|use_tp_pp|fp8_recipe|fp4_recipe|precision$|fp8$|fp4$|"
+    r"use_transformer_engine_op_fuser|moe_pad_experts_for|moe_router_padding|suggested_comm|apply_wd|fused_single_qkv|mtp_(eval|loss)|generation_config|hf_|async_|recompute_method$|recompute_num_layers$|"
+    r"te_|log_|seed|world_size|decoder_seq|variable_seq|nccl_|high_priority|disable_parameter_transpose)"
+)
+NAMED = {
+    "GptOss21BA3P6Config": "gpt-oss-20b", "GptOss117BA5P8Config": "gpt-oss-120b", "GPTOSSConfig20B": "gpt-oss-20b",
+    "GPTOSSConfig120B": "gpt-oss-120b", "Llama4Experts16Config": "llama-4-scout", "GPTConfig175B": "gpt3-175b",
+    "Llama4Experts128Config": "llama-4-maverick", "MistralNeMoConfig12B": "mistral-nemo-12b",
+    "Phi3ConfigMini": "phi-3-mini", "DeepSeekV3Config": "deepseek-v3", "DeepSeekV2Config": "deepseek-v2",
+    "DeepSeekV2LiteConfig": "deepseek-v2-lite",
+}  # fmt: skip
+FAMILIES = {
+    "Llama2": "llama-2", "Llama3": "llama-3", "Llama31": "llama-3.1", "Llama32": "llama-3.2", "Qwen2": "qwen2",
+    "Qwen25": "qwen2.5", "Qwen3": "qwen3", "Qwen3Dense": "qwen3", "Qwen3MoE": "qwen3", "Qwen2Dense": "qwen2",
+    "Mistral": "mistral", "Mixtral": "mixtral", "Gemma": "gemma", "Gemma2": "gemma-2", "Nemotron4": "nemotron-4",
+    "NemotronH": "nemotron-h", "Starcoder": "starcoder", "Starcoder2": "starcoder2",
+}  # fmt: skip
+SIZED = re.compile(r"(?:Config)?((?:\d+x)?\d+(?:P\d+)?[BM])(?:_?A(\d+)B?)?(?:Config)?")
+
+
+def split(word: str) -> tuple[str, str]:
+    """The path and the recipe of `file.py:recipe`; no recipe where the word names none."""
+    path, _, name = word.rpartition(":")
+    return (path, name) if path.lower().endswith(".py") and name.isidentifier() and os.path.isfile(path) else (word, "")
+
+
+def framework_of(path: str | Path) -> str:
+    """Which of the three a Python file is of; empty for another. Raises InputFileError."""
+    return _framework(parsed(read_text(path, GIVE, BYTES_MOST), str(path)))
+
+
+def _framework(tree: ast.Module) -> str:
+    for node in tree.body:
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            for begins, framework in IMPORTS.items():
+                if name == begins or name.startswith(f"{begins}."):
+                    return framework
+    return ""
+
+
+def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
+    """The job of a recipe, on so many GPUs. Raises InputFileError or SpecError."""
+    module = module_of(Path(path), Path(path))
+    framework = _framework(module.tree)
+    made = _trainer_config(module) if framework == XTUNER else _made(module, framework, recipe)
+    if made.rests_on:
+        remedy = f"give it where it lies in a checkout of {framework}, from a folder above both"
+        raise InputFileError(path, f"rests on {made.rests_on}, which does not lie beside it", remedy)
+    reader = _xtuner if framework == XTUNER else _megatron
+    native = reader(made, n_gpus, str(path) if not recipe else f"{path}:{recipe}")
+    assumed = tuple(dict.fromkeys(module.budget.assumed))
+    unknown = (*native.unknown, *assumed)
+    return Native(native.framework, native.fields, native.model, unknown, native.where, native.sizes)
+
+
+def _made(module: Module, framework: str, recipe: str) -> Made:
+    """What a recipe of the file makes. Raises SpecError that names those that there are."""
+    end = ENDS[framework]
+    names = [name for name in module.functions if name.endswith(end) and not name.startswith("_")]
+    top = [name for name, value in module.names.items() if isinstance(value, Made) and _is_job(value)]
+    if not recipe and len(names) + len(top) == 1:
+        recipe = (names or top)[0]
+    if recipe not in names and recipe not in top:
+        listed = ", ".join([*names, *top][:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+        if not listed:
+            raise InputFileError(module.path, f"has no recipe of {framework} (a function `...{end}`)", GIVE)
+        raise SpecError("recipe", recipe or None, f"give {module.path}:NAME, of {listed}", str(module.path))
+    try:
+        made = module.names[recipe] if recipe in top else module.called(module.functions[recipe], [], {})
+    except RecursionError:
+        raise InputFileError(module.path, f"{recipe} is nested too deep to be followed", GIVE) from None
+    if not isinstance(made, Made):
+        text = made.text if isinstance(made, Unread) else type(made).__name__
+        raise InputFileError(module.path, f"{recipe} gives {text}, no configuration that can be read", GIVE)
+    return made
+
+
+def _is_job(made: Made) -> bool:
+    return {"trainer", "model"} <= made.values.keys() or {"model", "train"} <= made.values.keys()
+
+
+# ---------------------------------------------------------------------------------------------- Megatron-Core's names
+
+
+def _megatron(made: Made, n_gpus: int, where: str) -> Native:
+    settings: dict[str, object] = {}
+    parts = _parts(made)
+    name = _model_name(parts)
+    kept = _precision(parts.get("mixed_precision"))
+    optimizer, ddp, overlap = (parts.get(word) for word in ("optimizer", "ddp", "comm_overlap"))
+    for word in ("model", "strategy", "train", "ddp", "optimizer"):
+        settings |= settings_of(parts.get(word))
+    settings |= {name: own for name, own in settings_of(parts.get("dataset")).items() if name in BATCHES}
+    settings.pop("grad_reduce_in_fp32", None)  # the precision says it
+    settings |= kept
+    if isinstance(optimizer, Made) and optimizer.kind.startswith("distributed_"):
+        settings.setdefault("use_distributed_optimizer", True)
+        settings["optimizer"] = "dist_muon" if "muon" in optimizer.kind else "adam"
+    for owner in (ddp, optimizer):
+        if isinstance(owner, Made) and owner.values.get("use_distributed_optimizer") is True:
+            settings["use_distributed_optimizer"] = True
+    settings |= _overlaps(overlap, settings)
+    model = load_model(name) if name else None
+    unknown = [] if model is not None else [f"the model {name or _kind(parts.get('model'))}"]
+    if model is not None:
+        unknown += [f"{word} {own}" for word in SIZES if (own := settings.pop(word, None)) is not None]
+        settings["num_layers"] = len(model.layers)
+        settings |= {"num_experts": _experts(model)} if _experts(model) else {}
+    lengths = (settings_of(parts.get(word)).get("seq_length") for word in ("model", "dataset"))
+    settings["seq_length"] = next((length for length in lengths if isinstance(length, int)), None)
+    arguments, odd = _arguments(settings)
+    native = megatron_reading.read(megatron_log.options_of(arguments), n_gpus, where)
+    unknown += [word for word in (*native.unknown, *odd) if not IDLE.match(word.lstrip("-").replace("-", "_"))]
+    fields = dict(native.fields) | _lora(parts.get("peft"), unknown)
+    return Native("megatron", fields, name or None, tuple(dict.fromkeys(unknown)), where)
+
+
+def settings_of(part: object) -> Mapping[str, object]:
+    """The attributes of a part; none of what is no object."""
+    return part.values if isinstance(part, Made) else {}
+
+
+def _parts(made: Made) -> dict[str, object]:
+    """Parts of a configuration by Megatron-Bridge's names."""
+    if "trainer" not in made.values:
+        return {word: made.values.get(word) for word in PARTS}
+    trainer, model = settings_of(made.values.get("trainer")), settings_of(made.values.get("model"))
+    strategy = trainer.get("strategy")
+    optim = made.values.get("optim")
+    calls = trainer.get("callbacks")
+    listed = [call for call in calls if isinstance(call, Made)] if isinstance(calls, list) else []
+    plugins = trainer.get("plugins")
+    return {
+        "model": model.get("config"),
+        "strategy": strategy,
+        "dataset": made.values.get("data"),
+        "ddp": settings_of(strategy).get("ddp"),
+        "optimizer": settings_of(optim).get("config", optim),
+        "mixed_precision": plugins[0] if isinstance(plugins, list) and plugins else plugins,
+        "comm_overlap": next((call for call in listed if call.kind == "MegatronCommOverlapCallback"), None),
+        "peft": made.values.get("peft"),
+    }
+
+
+def _precision(part: object) -> dict[str, object]:
+    """Number formats as Megatron-Core's arguments say them."""
+    kind = part if isinstance(part, str) else part.kind if isinstance(part, Made) else ""
+    own = settings_of(part)
+    word = str(own.get("precision", kind)).replace("-", "_")
+    half = own.get("fp16") is True or word.startswith(("fp16", "16"))
+    found: dict[str, object] = {"fp16": half, "bf16": not half and (own.get("bf16") is not False)}
+    named = next((value for name, value in FP8.items() if name in kind.replace("-", "_")), None)
+    if named is not None:
+        found |= {"fp8": "hybrid", "fp8_recipe": named[0], "fp8_param_gather": named[1]}
+    if "nvfp4" in kind:
+        found["fp4"] = "e2m1"
+    found |= {name: own[name] for name in ("fp8", "fp8_recipe", "fp8_param_gather", "fp4") if name in own}
+    if own.get("grad_reduce_in_fp32", not half) is False:
+        found["grad_reduce_in_bf16"] = True
+    return found
+
+
+def _overlaps(part: object, settings: Mapping[str, object]) -> dict[str, object]:
+    """What is exchanged beside computation: as given, else as a communication overlap sets it (`comm_overlap.py`)."""
+    if not isinstance(part, Made):
+        return {}
+    own = {name: value for name, value in part.values.items() if value is not None}
+    sharded = settings.get("use_distributed_optimizer") is True
+    found: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True} if sharded else {}
+    names = ("overlap_grad_reduce", "overlap_param_gather", "overlap_moe_expert_parallel_comm", "overlap_p2p_comm")
+    found |= {name: own[name] for name in names if name in own}
+    if settings.get("sequence_parallel") is True:
+        found["tp_comm_overlap"] = own.get("tp_comm_overlap", False)
+    return found
+
+
+def _arguments(settings: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
+    """Settings as Megatron-LM prints its arguments, and what is no such value."""
+    arguments: dict[str, str] = {}
+    odd: list[str] = []
+    for name, value in settings.items():
+        word = RENAMED.get(name, name)
+        if isinstance(value, Unread):
+            dtype = DTYPES.get(value.text.rpartition(".")[2])
+            if dtype is None:
+                odd.append(f"{name} {value.text}")
+            else:
+                arguments[word] = dtype
+        elif isinstance(value, bool | int | float | str):
+            arguments[word] = str(value)
+        elif isinstance(value, list) and all(isinstance(one, str) for one in value):
+            arguments[word] = str(value) if value else "None"
+        elif value is not None and not isinstance(value, Made):
+            odd.append(name)
+    return arguments, odd
+
+
+def _lora(part: object, unknown: list[str]) -> dict[str, object]:
+    if not isinstance(part, Made):
+        return {}
+    kind = str(part.args[0]) if part.args and isinstance(part.args[0], str) else part.kind
+    if kind.lower() != "lora":
+        unknown.append(f"peft {kind}")
+        return {}
+    dim, targets = part.values.get("dim", LORA_DIM), part.values.get("target_modules")
+    fields: dict[str, object] = {"lora_rank": dim if isinstance(dim, int) else LORA_DIM}
+    if isinstance(targets, list):
+        unknown += [f"adapters of {word}" for word in targets if word not in LORA_TARGETS]
+        fields["lora_targets"] = ",".join(LORA_TARGETS[word] for word in targets if word in LORA_TARGETS) or "all"
+    return fields
+
+
+def _experts(model: Model) -> int:
+    for layer in model.layers:
+        if layer.feed_forward.experts:
+            return layer.feed_forward.experts
+    return 0
+
+
+def _model_name(parts: Mapping[str, object]) -> str:
+    """The catalogue's name of the model of a recipe; empty where it is not known."""
+    part = parts.get("model")
+    while isinstance(part, Made):
+        first = part.args[0] if part.args else part.values.get("path", part.values.get("hf_path"))
+        if isinstance(first, str):
+            return catalogued(first)
+        if not isinstance(first, Made):
+            return _of_class(part.kind)
+        part = first
+    return ""
+
+
+def _kind(part: object) -> str:
+    return part.kind if isinstance(part, Made) else "of this recipe"
+
+
+def _of_class(kind: str) -> str:
+    """The catalogue's name of a class such as `Llama31Config70B` or `Qwen3MoE30BA3Config`; empty where it has none."""
+    if kind in NAMED:
+        return NAMED[kind]
+    for family, name in FAMILIES.items():
+        match = SIZED.fullmatch(kind.removeprefix(family)) if kind.startswith(family) else None
+        if match is not None:
+            size, active = match.groups()
+            word = f"{int(size[:-1]) / 1000:g}b" if size.endswith("M") else size.replace("P", ".").lower()
+            return catalogued(f"{name}-{word}" + (f"-a{active}b" if active else ""))
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------- xtuner v1
+
+
+def _trainer_config(module: Module) -> Made:
+    made = [value for value in module.names.values() if isinstance(value, Made) and value.kind == "TrainerConfig"]
+    if not made:
+        remedy = "a configuration of post-training is `windtunnel rl`'s: name the model and give its flags there"
+        raise InputFileError(module.path, "makes no TrainerConfig of xtuner v1", remedy)
+    return made[-1]
+
+
+def _xtuner(made: Made, n_gpus: int, where: str) -> Native:
+    own, shards = made.values, settings_of(made.values.get("fsdp_cfg"))
+    config = own.get("model_cfg")
+    model, unknown = settings_of(config), []
+    name = _model_name({"model": config}) or (
+        catalogued(str(own["load_from"])) if isinstance(own.get("load_from"), str) else ""
+    )
+    if not name:
+        unknown.append(f"the model {_kind(config)}")
+
+    def whole(of: Mapping[str, object], word: str, default: int) -> int:
+        value = of.get(word, default)
+        if isinstance(value, Unread):
+            unknown.append(f"{word} {value.text} (taken as {default})")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise SpecError(word, value, "give a whole number of at least 1", where)
+        return value
+
+    tp, cp = whole(shards, "tp_size", 1), whole(own, "sp_size", 1)
+    ep = max(whole(shards, "ep_size", 1), whole(model, "ep_size", 1))
+    micro = whole(own, "intra_layer_micro_batch", 1)
+    if micro > 1:
+        unknown.append(f"intra_layer_micro_batch {micro}: exchanges of one beside the other")
+    replicas = max(1, n_gpus // (tp * cp))
+    batch = replicas * micro if own.get("global_batch_size") is None else whole(own, "global_batch_size", replicas)
+    fields: dict[str, object] = {
+        "framework": "fsdp", "tp": tp, "cp": cp, "ep": ep, "micro_batch": micro, "global_batch": batch,
+        "zero_stage": 2 if shards.get("reshard_after_forward") is False else 3, "precision": "bf16",
+    }  # fmt: skip
+    if cp > 1:
+        fields["cp_kind"] = "ulysses"
+    packed = settings_of(own.get("dataloader_cfg")).get("pack_max_length")
+    if isinstance(packed, int):
+        fields["seq_len"] = packed
+    else:
+        unknown.append(f"pack_max_length {packed.text if isinstance(packed, Unread) else packed}")
+    ratio = shards.get("recompute_ratio", 1.0)
+    layers = len(load_model(name).layers) if name else 0
+    if isinstance(ratio, int | float):
+        partly = f"full:{round(ratio * layers)}" if layers else "full"
+        fields["recompute"] = "full" if ratio >= 1.0 else "none" if ratio <= 0.0 else partly
+    fields["compile"] = (model.get("compile_cfg") is not False) and shards.get("torch_compile") is not False
+    optimizer = _kind(own.get("optim_cfg"))
+    fields["optimizer"] = "muon" if "Muon" in optimizer else "adam"
+    if not optimizer.startswith(("AdamW", "Muon")):
+        unknown.append(f"optim_cfg {optimizer}")
+    mode = settings_of(own.get("loss_cfg")).get("mode")
+    if mode == "chunk":
+        fields["loss"] = "fused"
+    group = shards.get("hsdp_sharding_size")
+    if isinstance(group, int):
+        fields["shard_group"] = group
+    unknown += [f"fsdp_cfg.{word}" for word in ("cpu_offload", "fp32_lm_head") if shards.get(word) is True]
+    unknown += [f"model_cfg.{word}" for word in ("float8_cfg", "mtp_config") if model.get(word) is not None]
+    return Native("fsdp", fields, name or None, tuple(unknown), where)

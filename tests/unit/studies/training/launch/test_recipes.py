@@ -1,0 +1,228 @@
+"""Recipes of NeMo 2 and Megatron-Bridge and configurations of xtuner v1: what they set is read, nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.studies.training.launch import is_native, read_native
+from windtunnel.studies.training.question import states_model
+
+BRIDGE = """
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.comm_overlap import CommOverlapConfig
+from megatron.bridge.training.mixed_precision import bf16_with_fp8_current_scaling_mixed
+
+def llama3_70b_pretrain_config():
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-70B").get_model_config()
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.model.pipeline_model_parallel_size = 2 * 2
+    cfg.model.virtual_pipeline_model_parallel_size = 5
+    cfg.model.context_parallel_size = 2
+    cfg.model.sequence_parallel = True
+    cfg.model.seq_length = 8192
+    cfg.train.global_batch_size = 256
+    cfg.ddp.use_distributed_optimizer = True
+    cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)
+    return cfg
+
+def llama3_70b_fp8_config():
+    cfg = llama3_70b_pretrain_config()
+    cfg.mixed_precision = bf16_with_fp8_current_scaling_mixed()
+    cfg.mixed_precision.grad_reduce_in_fp32 = False
+    cfg.model.recompute_granularity = "full"
+    cfg.model.recompute_method = "block"
+    cfg.model.recompute_num_layers = 3
+    cfg.model.some_new_switch = True
+    return cfg
+
+def _helper_config():
+    return None
+"""
+COMMON = """
+from megatron.bridge.training.config import ConfigContainer, TrainingConfig, DistributedDataParallelConfig
+
+def _pretrain_common():
+    opt_cfg, scheduler_cfg = distributed_fused_adam_with_cosine_annealing(max_lr=3e-4)
+    return ConfigContainer(
+        model=None,
+        train=TrainingConfig(global_batch_size=32, micro_batch_size=1),
+        optimizer=opt_cfg,
+        ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+        mixed_precision="bf16_mixed",
+    )
+"""
+NEMO = """
+import nemo_run as run
+from nemo import lightning as nl
+from nemo.collections.llm.gpt.model.llama import Llama31Config70B, LlamaModel
+from nemo.collections.llm.peft import PEFT_STR2CLS
+
+def model():
+    return run.Config(LlamaModel, config=run.Config(Llama31Config70B))
+
+def trainer(tensor_parallelism: int = 4, num_nodes: int = 4):
+    strategy = run.Config(nl.MegatronStrategy, tensor_model_parallel_size=tensor_parallelism, context_parallel_size=2,
+        sequence_parallel=True, ddp=run.Config(DistributedDataParallelConfig, overlap_grad_reduce=True))
+    return run.Config(nl.Trainer, strategy=strategy, plugins=bf16_mixed(), num_nodes=num_nodes)
+
+def pretrain_recipe(performance_mode: bool = False):
+    recipe = run.Partial(
+        pretrain, model=model(), trainer=trainer(num_nodes=2),
+        data=run.Config(MockDataModule, seq_length=4096, global_batch_size=64, micro_batch_size=2),
+        optim=distributed_fused_adam_with_cosine_annealing(max_lr=3e-4),
+    )
+    if performance_mode:
+        recipe.trainer.strategy.tensor_model_parallel_size = 1
+    return recipe
+
+def finetune_recipe(peft_scheme="lora"):
+    recipe = pretrain_recipe()
+    if peft_scheme is None or peft_scheme.lower() == "none":
+        recipe.trainer.strategy.tensor_model_parallel_size = 8
+    elif peft_scheme.lower() in ["lora", "dora"]:
+        recipe.peft = run.Config(PEFT_STR2CLS[peft_scheme.lower()])
+        recipe.peft.dim = 16
+        recipe.peft.target_modules = ["linear_qkv"]
+    return recipe
+"""
+XTUNER = """
+import os
+from xtuner.v1.config import AdamWConfig, FSDPConfig
+from xtuner.v1.datasets.config import DataloaderConfig
+from xtuner.v1.model.moe.qwen3 import Qwen3MoE30BA3Config
+from xtuner.v1.train import TrainerConfig
+
+moe_cfg = Qwen3MoE30BA3Config(ep_size=8)
+trainer = TrainerConfig(
+    model_cfg=moe_cfg, load_from=os.environ["PLACE"], optim_cfg=AdamWConfig(lr=6e-05),
+    fsdp_cfg=FSDPConfig(ep_size=moe_cfg.ep_size, recompute_ratio=0.5, torch_compile=False),
+    dataloader_cfg=DataloaderConfig(pack_max_length=16384),
+    global_batch_size=16, sp_size=int(os.environ.get("SP_SIZE", "2")),
+)
+"""
+
+
+@pytest.fixture
+def bridge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe where it lies in a checkout."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "src" / "megatron" / "bridge" / "recipes"
+    (folder / "llama").mkdir(parents=True)
+    (folder / "common.py").write_text(COMMON)
+    path = folder / "llama" / "llama3.py"
+    path.write_text(BRIDGE)
+    return path
+
+
+def test_a_recipe_is_read_with_what_it_rests_on(bridge: Path) -> None:
+    native = read_native(f"{bridge}:llama3_70b_pretrain_config", 64)
+    assert native.model == "llama-3-70b"
+    wanted = {"tp": 4, "pp": 4, "virtual_stages": 5, "cp": 2, "global_batch": 256, "micro_batch": 1, "seq_len": 8192}
+    wanted |= {"zero_stage": 1, "overlap_grad_reduce": True, "overlap_tp": True, "sequence_parallel": True}
+    wanted |= {"precision": "bf16", "gradient_dtype": "fp32", "recompute": "none", "framework": "megatron"}
+    assert {name: native.fields[name] for name in wanted} == wanted
+    assert native.unknown == ()
+
+
+def test_a_recipe_that_changes_another_one(bridge: Path) -> None:
+    native = read_native(f"{bridge}:llama3_70b_fp8_config", 64)
+    wanted = {"precision": "fp8-current", "gradient_dtype": "bf16", "recompute": "full:3", "tp": 4}
+    assert {name: native.fields[name] for name in wanted} == wanted
+    assert native.unknown == ("--some-new-switch",)
+
+
+def test_which_recipe_is_asked_where_a_file_has_several(bridge: Path) -> None:
+    for word in (str(bridge), f"{bridge}:other"):
+        with pytest.raises(SpecError, match=r"NAME, of llama3_70b_pretrain_config, llama3_70b_fp8_config$"):
+            read_native(word, 64)
+
+
+def test_a_recipe_away_from_what_it_rests_on_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(BRIDGE)
+    with pytest.raises(InputFileError, match=r"rests on megatron\.bridge\.recipes\.common\._pretrain_common"):
+        read_native(f"{path}:llama3_70b_pretrain_config", 64)
+
+
+def test_functions_arguments_and_branches_of_nemo(tmp_path: Path) -> None:
+    path = tmp_path / "llama31_70b.py"
+    path.write_text(NEMO)
+    first = read_native(f"{path}:pretrain_recipe", 64)
+    assert first.model == "llama-3.1-70b"
+    wanted = {"tp": 4, "cp": 2, "global_batch": 64, "micro_batch": 2, "zero_stage": 1, "seq_len": 4096}
+    assert {name: first.fields[name] for name in wanted} == wanted
+    tuned = read_native(f"{path}:finetune_recipe", 64)
+    assert (tuned.fields["lora_rank"], tuned.fields["lora_targets"], tuned.fields["tp"]) == (16, "q,k,v", 4)
+    assert first.unknown == tuned.unknown == ()
+
+
+def test_a_configuration_of_xtuner(tmp_path: Path) -> None:
+    path = tmp_path / "sft.py"
+    path.write_text(XTUNER)
+    native = read_native(path, 32)
+    assert native.model == "qwen3-30b-a3b"
+    wanted = {"ep": 8, "cp": 2, "cp_kind": "ulysses", "global_batch": 16, "seq_len": 16384, "zero_stage": 3}
+    wanted |= {"recompute": "full:24", "compile": False, "framework": "fsdp"}
+    assert {name: native.fields[name] for name in wanted} == wanted
+    assert native.unknown == ("SP_SIZE of the environment (taken as its default, 2)",)
+
+
+def test_a_recipe_names_a_model_wherever_a_model_is_named(bridge: Path) -> None:
+    assert states_model(f"{bridge}:llama3_70b_fp8_config")
+    assert is_native(f"{bridge}:llama3_70b_fp8_config")
+    assert not states_model(f"{bridge.parent / 'absent.py'}:llama3_70b_fp8_config")
+
+
+HOSTILE = """
+from xtuner.v1.train import TrainerConfig
+open(MARK, "w").write("run")
+__import__("os").system("touch " + MARK)
+exec("x = 1"); eval("1")
+big = 10 ** 10 ** 10
+text = "a" * 10
+wide = [0] * 1000000000
+shifted = 1 << 100000
+def again(n): return again(n) + again(n)
+x = again(1)
+while True:
+    y = 1
+"""
+
+
+@pytest.mark.parametrize("end", ["", "trainer = TrainerConfig(global_batch_size=8, model_cfg=again(3))"])
+def test_nothing_is_run_and_nothing_takes_long(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{HOSTILE}{end}\n")
+    with pytest.raises((InputFileError, SpecError)):
+        read_native(path, 8)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_what_depends_on_more_than_the_text_is_not_guessed(bridge: Path) -> None:
+    text = BRIDGE.replace(
+        "cfg.model.context_parallel_size = 2", "for n in sizes():\n        cfg.model.context_parallel_size = n"
+    )
+    bridge.write_text(text)
+    native = read_native(f"{bridge}:llama3_70b_pretrain_config", 64)
+    assert native.fields["cp"] == 1
+    assert native.unknown == ("context_parallel_size n if a loop",)
+
+
+@pytest.mark.parametrize("text", ["x = " + "+".join("a" * 20_000), "x = " + "(" * 150 + "1" + ")" * 150])
+def test_what_is_nested_too_deep_is_one_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "deep.py"
+    path.write_text(f"from xtuner.v1.train import TrainerConfig\n{text}\n")
+    with pytest.raises(InputFileError):
+        read_native(path, 8)
+
+
+def test_yaml_of_something_else_is_no_job(tmp_path: Path) -> None:
+    path = tmp_path / "ci.yaml"
+    path.write_text("jobs: {build: {steps: [make]}}\n")
+    with pytest.raises(InputFileError, match="is YAML of no framework"):
+        read_native(path, 8)
