@@ -93,7 +93,7 @@ def test_no_search_and_no_advice_proposes_a_full_device(ample: Result) -> None:
     cluster = cluster_of(ample.peak_memory.device_bytes * 0.95)
     assert FULL in predict(MODEL, cluster, PLAN).warnings
     given = {name: value for name, value in PLAN.items() if name not in ("pp", "micro_batch", "zero_stage")}
-    proposed = plan(MODEL, cluster, **given, top=20).plans
+    proposed = plan(MODEL, cluster, **given, top=8).plans
     assert proposed
     for one in proposed:
         assert FULL not in predict(MODEL, cluster, dict(one.plan)).warnings
