@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import typeinfer
+from numba.core import typeinfer, types
 from numba.core.caching import IndexDataCacheFile
 
 
@@ -124,16 +124,28 @@ def _stamp(path: Path) -> tuple[object, ...]:
     return (known.st_mtime_ns, known.st_size, *(_stamp(other) for other in beside if other.is_file()))
 
 
+def _without_literals(template: Callable[..., Any]) -> Callable[..., Any]:
+    """What asks for the compiled form of a function, so that a constant in a call makes no form of its own."""
+
+    def of(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        plain = {name: types.unliteral(given) for name, given in kws.items()}
+        return template(tuple(map(types.unliteral, args)), plain)
+
+    return of
+
+
 def njit(*signature: object, **options: Any) -> Callable[[Function], Function]:
     """`numba.njit`, with at most one signature, whose kept files are used only if they are whole."""
 
     def compiled(function: Function) -> Function:
         kernel: Any = numba.njit(**options)(function)
+        if hasattr(kernel, "get_call_template"):  # it has not where numba is switched off
+            kernel.get_call_template = _without_literals(kernel.get_call_template)
         file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
         if isinstance(file, IndexDataCacheFile):
             file.__class__ = _WholeFiles
             file._source_stamp = _stamp(Path(function.__code__.co_filename))
-        if signature and hasattr(kernel, "compile"):  # it has not where numba is switched off
+        if signature and hasattr(kernel, "compile"):
             with typeinfer.register_dispatcher(kernel):  # it may call itself
                 kernel.compile(signature[0])
             kernel.disable_compile()
