@@ -127,9 +127,10 @@ def _stamp(path: Path) -> tuple[object, ...]:
 def _without_literals(template: Callable[..., Any]) -> Callable[..., Any]:
     """What asks for the compiled form of a function, so that a constant in a call makes no form of its own."""
 
+    plain: Any = types.unliteral  # numba has no types
+
     def of(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        plain = {name: types.unliteral(given) for name, given in kws.items()}
-        return template(tuple(map(types.unliteral, args)), plain)
+        return template(tuple(map(plain, args)), {name: plain(given) for name, given in kws.items()})
 
     return of
 
