@@ -46,8 +46,7 @@ def model_of(part: ModelPart, n_gpus: int) -> Model:
     if states_model(word):
         model = _built(read_native(word, n_gpus))
     elif _is_named_as_arguments(word):
-        remedy = "give the path of a framework's own file, or the name of a model"
-        raise InputFileError(word, "no such file", remedy)
+        raise _no_such_file(word)
     elif word.lower().endswith((".yaml", ".yml")) and os.path.isfile(word):
         remedy = (
             "read are those of axolotl, LLaMA-Factory, TRL, torchtune, llm-foundry and Accelerate; or name the model"
@@ -114,6 +113,8 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     if path is not None and own is None:
         return PlanFile(read_mapping(path, PLAN_FILE), str(path))
     if not stated and own is None:
+        if _is_named_as_arguments(model):
+            raise _no_such_file(model)
         return PlanFile({}, "")
     native = read_native(model if own is None else own, n_gpus)
     unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()
@@ -143,6 +144,10 @@ def states_model(word: str) -> bool:
     if not os.path.isfile(split(word)[0]):
         return False
     return _is_named_as_arguments(word) or (word.lower().endswith((".yaml", ".yml")) and is_native(word))
+
+
+def _no_such_file(word: str) -> InputFileError:
+    return InputFileError(word, "no such file", "give the path of a framework's own file, or the name of a model")
 
 
 def _is_named_as_arguments(word: str) -> bool:

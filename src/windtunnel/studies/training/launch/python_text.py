@@ -8,49 +8,40 @@ depends on more (loops, comprehensions, what the machine says) is `Unread`; an e
 from __future__ import annotations
 
 import ast
-import operator
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
+from windtunnel.studies.training.launch.python_values import (
+    DICTIONARY_METHODS,
+    MAKING,
+    NUMBERS,
+    Made,
+    Unread,
+    beside,
+    compared,
+    copied,
+    is_instance,
+    is_unread,
+    item_of,
+    may_change,
+    of_dictionary,
+    text_of,
+    total_of,
+    unread,
+)
 
 GIVE = "give a recipe or a configuration in Python"
-BYTES_MOST, STEPS_MOST, DEPTH_MOST, FILES_MOST, MAGNITUDE_MOST = 1 << 20, 100_000, 40, 40, 10**15
+BYTES_MOST, STEPS_MOST, DEPTH_MOST, FILES_MOST = 1 << 20, 100_000, 40, 40
 FOLLOWED = {"recipes", "perf_recipes"}  # in a module's name: what else is imported is a library, which is not read
 PASSED_ON = {"nemo.collections.llm": "nemo.collections.llm.recipes"}  # a package that hands on the modules of another
 MAKERS = ("Config", "Partial", "partial")  # of nemo_run and functools: of their first argument
-NUMBERS = (int, float)
-BINARY = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod,
-}  # fmt: skip
-COMPARE: Mapping[type[ast.cmpop], Callable[..., bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}  # fmt: skip
 TEXT_METHODS = ("lower", "upper", "strip")
 CASTS = {"int": int, "float": float, "str": str, "bool": bool}
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """A value that is not known here, as the file writes it."""
-
-    text: str
-
-
-@dataclass(slots=True)
-class Made:
-    """What a call makes: the name of what is called, and keywords and attributes as set last."""
-
-    kind: str
-    args: list[object] = field(default_factory=list)
-    values: dict[str, object] = field(default_factory=dict)
-    rests_on: str = ""  # a function that is imported and does not lie beside the file
 
 
 class _ReturnError(Exception):  # a function has reached its `return`
@@ -66,9 +57,9 @@ class Budget:
     assumed: list[str] = field(default_factory=list)
     modules: dict[str, Module | None] = field(default_factory=dict)
 
-    def spend(self, where: str) -> None:
-        """Count a step. Raises InputFileError."""
-        self.steps += 1
+    def spend(self, where: str, steps: int = 1) -> None:
+        """Count steps. Raises InputFileError."""
+        self.steps += steps
         if self.steps > STEPS_MOST:
             raise InputFileError(where, f"takes more than {STEPS_MOST:,} steps to follow", GIVE)
 
@@ -119,41 +110,81 @@ class Module:
                 raise _ReturnError(None if value is None else self.value(value, names))
             case ast.If(test=test, body=body, orelse=orelse):
                 on = self.value(test, names)
-                if isinstance(on, Unread):
-                    self._forget([*body, *orelse], ast.unparse(test), names)
+                if is_unread(on):
+                    self._forget([*body, *orelse], text_of(test), names)
                 else:
                     self.run(body if on else orelse, names)
             case ast.With(body=body) | ast.Try(body=body):
                 self.run(body, names)
             case ast.For() | ast.While():
-                self._forget(node.body, "a loop", names)
+                self._forget([node], "a loop", names)
+            case ast.Match(subject=subject):
+                self._forget([node], f"match {text_of(subject)}", names)
             case ast.Raise():
-                raise _ReturnError(Unread(ast.unparse(node)))
+                raise _ReturnError(Unread(text_of(node)))
 
     def _forget(self, body: Sequence[ast.stmt], why: str, names: dict[str, object]) -> None:
-        """What statements set that may or may not be reached is not known."""
+        """What statements set that may or may not be reached is not known; what they may change otherwise is named."""
         for node in (inner for statement in body for inner in ast.walk(statement)):
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    self._set(target, Unread(f"{ast.unparse(node.value)} if {why}"), names)
+            match node:
+                case ast.Assign(targets=targets, value=value):
+                    for target in targets:
+                        self._set(target, Unread(f"{text_of(value)} if {why}"), names)
+                case (
+                    ast.AugAssign(target=target, value=value)
+                    | ast.NamedExpr(target=target, value=value)
+                    | ast.AnnAssign(target=target, value=ast.expr() as value)
+                ):
+                    self._set(target, Unread(f"{text_of(value)} if {why}"), names)
+                case ast.For(target=target):
+                    self._set(target, Unread(f"{text_of(target)} of a loop"), names)
+                case ast.Return():
+                    self._name(node, why)
+                case ast.Call(func=func):
+                    owner = [func.value] if isinstance(func, ast.Attribute) else []
+                    given = [*owner, *node.args, *(keyword.value for keyword in node.keywords)]
+                    plain = [self.value(own, names) for own in given if isinstance(own, ast.Name | ast.Attribute)]
+                    if any(isinstance(own, Made | dict | list) for own in plain) and may_change(text_of(func)):
+                        self._name(node, why)
+
+    def _name(self, node: ast.stmt | ast.expr, why: str = "") -> None:
+        """A line that may change what is set and that is not followed."""
+        text = text_of(node) + (f" if {why}" if why else "")
+        self.budget.assumed.append(f"{self.path.name}:{node.lineno} {text[:120]}")
 
     def _set(self, target: ast.expr, value: object, names: dict[str, object]) -> None:
         match target:
             case ast.Name(id=name):
                 names[name] = value
             case ast.Attribute(value=of, attr=name):
-                owner = self.value(of, names)
+                owner = self._owner(of, names)
                 if isinstance(owner, Made):
                     owner.values[name] = value
             case ast.Subscript(value=of, slice=ast.Constant(value=key)):
                 owner = self.value(of, names)
-                if isinstance(owner, dict):
+                if isinstance(owner, dict) and isinstance(key, str | int):
                     owner[key] = value
+                elif isinstance(owner, Made | dict | list):
+                    self._name(target)
+            case ast.Subscript(value=of) if isinstance(self.value(of, names), Made | dict | list):
+                self._name(target)
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 parts = value if isinstance(value, list) and len(value) == len(elts) else None
                 for at, elt in enumerate(elts):
-                    own = Made(f"{value.kind}[{at}]") if isinstance(value, Made) else Unread(ast.unparse(elt))
+                    own = (
+                        Made(f"{value.kind}[{at}]", rests_on=value.rests_on)
+                        if isinstance(value, Made)
+                        else Unread(text_of(elt))
+                    )
                     self._set(elt, own if parts is None else parts[at], names)
+
+    def _owner(self, node: ast.expr, names: dict[str, object]) -> object:
+        """What an attribute is set of; a part that its maker has by default, if nothing else has set it."""
+        if isinstance(node, ast.Attribute):
+            above = self._owner(node.value, names)
+            if isinstance(above, Made) and node.attr not in above.values:
+                above.values[node.attr] = Made(node.attr.title())
+        return self.value(node, names)
 
     # ----------------------------------------------------------------------------------------------- expressions
 
@@ -162,35 +193,37 @@ class Module:
         self.budget.spend(str(self.path))
         match node:
             case ast.Constant(value=value):
-                return value
+                return unread(node) if isinstance(value, int) and value.bit_length() > 64 else value
             case ast.Name(id=name):
-                return names.get(name, self.names.get(name, Unread(name)))
+                return names[name] if name in names else self._constant(name)
             case ast.Attribute(value=of, attr=name):
                 owner = self.value(of, names)
-                return owner.values.get(name, Unread(ast.unparse(node))) if isinstance(owner, Made) else _unread(node)
+                return owner.values.get(name, Unread(text_of(node))) if isinstance(owner, Made) else unread(node)
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
                 return [self.value(elt, names) for elt in elts]
             case ast.Dict():
                 return self._dictionary(node, names)
             case ast.Subscript(value=of, slice=key):
-                return self._item(self.value(of, names), self.value(key, names), node)
+                return item_of(self.value(of, names), self.value(key, names), node)
             case ast.UnaryOp(op=op, operand=operand):
                 own = self.value(operand, names)
                 if isinstance(op, ast.Not):
-                    return own if isinstance(own, Unread) else not own
-                return -own if isinstance(op, ast.USub) and isinstance(own, NUMBERS) else _unread(node)
+                    return unread(node) if is_unread(own) else not own
+                return -own if isinstance(op, ast.USub) and isinstance(own, NUMBERS) else unread(node)
             case ast.BinOp(left=left, op=op, right=right):
-                return self._sum(self.value(left, names), type(op), self.value(right, names), node)
+                total = total_of(self.value(left, names), type(op), self.value(right, names), node)
+                self.budget.spend(str(self.path), len(total) if isinstance(total, list | dict) else 0)
+                return total
             case ast.BoolOp(op=op, values=values):
                 return self._both(isinstance(op, ast.And), values, names)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._compared(self.value(left, names), op, self.value(right, names), node)
+                return compared(self.value(left, names), op, self.value(right, names), node)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 on = self.value(test, names)
-                return _unread(node) if isinstance(on, Unread) else self.value(body if on else orelse, names)
+                return unread(node) if is_unread(on) else self.value(body if on else orelse, names)
             case ast.Call():
                 return self._call(node, names)
-        return _unread(node)
+        return unread(node)
 
     def _dictionary(self, node: ast.Dict, names: Mapping[str, object]) -> object:
         pairs: dict[object, object] = {}
@@ -199,50 +232,21 @@ class Module:
             if key is not None:
                 word = self.value(key, names)
                 if not isinstance(word, str | int):
-                    return _unread(node)
+                    return unread(node)
                 pairs[word] = own
             elif isinstance(own, dict):
                 pairs |= own
+            else:
+                pairs[f"**{text_of(value)}"] = Unread(text_of(value))
         return pairs
-
-    def _item(self, owner: object, key: object, node: ast.expr) -> object:
-        if isinstance(owner, dict) and isinstance(key, str | int):
-            return owner.get(key, _unread(node))
-        if isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner):
-            return owner[key]
-        return _unread(node)
-
-    def _sum(self, left: object, op: type[ast.operator], right: object, node: ast.expr) -> object:
-        if isinstance(left, NUMBERS) and isinstance(right, NUMBERS) and op in BINARY:
-            try:
-                total = BINARY[op](left, right)
-            except (ZeroDivisionError, OverflowError):
-                return _unread(node)
-            return total if abs(total) < MAGNITUDE_MOST else _unread(node)
-        if op is ast.Add and isinstance(left, list) and isinstance(right, list):
-            return [*left, *right]
-        return _unread(node)
 
     def _both(self, every: bool, values: Sequence[ast.expr], names: Mapping[str, object]) -> object:
         own: object = every
         for value in values:
             own = self.value(value, names)
-            if isinstance(own, Unread) or bool(own) != every:
+            if is_unread(own) or bool(own) != every:
                 return own
         return own
-
-    def _compared(self, left: object, op: ast.cmpop, right: object, node: ast.expr) -> object:
-        if isinstance(left, Unread) or isinstance(right, Unread):
-            return _unread(node)
-        match op:
-            case ast.Is() | ast.IsNot():
-                return (left is right) == isinstance(op, ast.Is)
-            case ast.In() | ast.NotIn() if isinstance(right, list | dict):
-                return (left in right) == isinstance(op, ast.In)
-        try:
-            return COMPARE[type(op)](left, right) if type(op) in COMPARE else _unread(node)
-        except TypeError:
-            return _unread(node)
 
     # ----------------------------------------------------------------------------------------------------- calls
 
@@ -255,27 +259,50 @@ class Module:
                 keywords[keyword.arg] = own
             elif isinstance(own, dict):
                 keywords |= {str(key): value for key, value in own.items()}
+            else:
+                keywords[f"**{text_of(keyword.value)}"] = Unread(text_of(keyword.value))
         if isinstance(node.func, ast.Attribute):
             return self._method(node, node.func, args, keywords, names)
-        name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+        name = node.func.id if isinstance(node.func, ast.Name) else text_of(node.func)
         if name in MAKERS and node.args:
             return Made(self._kind(node.args[0], names), args[1:], keywords)
         if name in CASTS and len(args) == 1 and isinstance(args[0], str | int | float):
             try:
                 return CASTS[name](args[0])
             except (ValueError, OverflowError):
-                return _unread(node)
+                return unread(node)
+        if name in ("max", "min") and args and all(isinstance(own, NUMBERS) for own in args):
+            numbers = [own for own in args if isinstance(own, NUMBERS)]
+            return max(numbers) if name == "max" else min(numbers)
+        if name == "dict" and not args:
+            return dict(keywords)
+        if name == "setattr" and len(args) == 3 and isinstance(args[0], Made):
+            if isinstance(args[1], str):
+                args[0].values[args[1]] = args[2]
+            else:
+                self._name(node)
+            return None
         if name in ("hasattr", "getattr") and len(args) >= 2 and isinstance(args[0], Made):
-            own = args[0].values.get(str(args[1]), args[2] if len(args) == 3 else _unread(node))
+            own = args[0].values.get(str(args[1]), args[2] if len(args) == 3 else unread(node))
             return own if name == "getattr" or isinstance(own, Unread) else True
         if name in ("deepcopy", "copy") and len(args) == 1:
-            return args[0]
+            return copied(args[0], lambda: self.budget.spend(str(self.path)), {})
+        if name == "isinstance" and len(args) == 2:
+            return is_instance(args[0], text_of(node.args[1]), node)
         if name in ("hasattr", "getattr", "isinstance", "len", "getenv"):
-            return self._environment(node, args) if name == "getenv" else _unread(node)
+            return self._environment(node, args) if name == "getenv" else unread(node)
         home, function = self._function(name)
         if home is not None and function is not None:
             return home.called(function, args, keywords)
-        return Made(name, args, keywords, self._from(name))
+        return self._unfollowed(node, Made(name, args, keywords, self._from(name)))
+
+    def _unfollowed(self, node: ast.Call, made: Made) -> Made:
+        """What a call makes that is not followed; a function may change the objects that it is given."""
+        given = [*made.args, *made.values.values()]
+        changes = any((isinstance(own, Made) and not own.rests_on) or isinstance(own, dict) for own in given)
+        if made.rests_on and changes and may_change(made.kind):
+            self._name(node)
+        return made
 
     def _method(
         self,
@@ -285,46 +312,65 @@ class Module:
         keywords: dict[str, object],
         names: Mapping[str, object],
     ) -> object:
-        word = ast.unparse(of)
+        word = text_of(of)
         if word in ("os.environ.get", "os.getenv"):
             return self._environment(node, args)
         if of.attr in MAKERS and node.args and isinstance(of.value, ast.Name):
             return Made(self._kind(node.args[0], names), args[1:], keywords)
-        if word == "copy.deepcopy" and args:
-            return args[0]
+        if word in ("copy.deepcopy", "copy.copy") and args:
+            return copied(args[0], lambda: self.budget.spend(str(self.path)), {})
         owner = self.value(of.value, names)
         if isinstance(owner, str) and of.attr in TEXT_METHODS and not args:
             return str(getattr(owner, of.attr)())
         if isinstance(owner, list) and of.attr == "append" and args:
             owner.append(args[0])
             return None
-        if isinstance(owner, dict) and of.attr == "get" and args:
-            return owner.get(args[0], args[1] if len(args) > 1 else None)
+        if isinstance(owner, dict):
+            if of.attr not in DICTIONARY_METHODS:
+                self._name(node)
+            return of_dictionary(node, of.attr, owner, args, keywords)
+        if isinstance(owner, list):
+            self._name(node)
+            return unread(node)
         if isinstance(owner, Made):
-            return Made(of.attr, [owner, *args], keywords)
+            if not owner.rests_on and isinstance(of.value, ast.Name | ast.Attribute) and may_change(of.attr):
+                self._name(node)
+            rests_on = owner.rests_on if of.attr.startswith(MAKING) else of.attr
+            return self._unfollowed(node, Made(of.attr, [owner, *args], keywords, rests_on))
         home, function = self._imported(word)
         if home is not None and function is not None:
             return home.called(function, args, keywords)
-        return Made(word, args, keywords, self._from(word))
+        return self._unfollowed(node, Made(word, args, keywords, self._from(word)))
 
     def _kind(self, node: ast.expr, names: Mapping[str, object]) -> str:
         """What a maker is told to make: `Config(nl.Trainer)`, `Config(PEFT_STR2CLS["lora"])`."""
         if isinstance(node, ast.Subscript):
             return str(self.value(node.slice, names))
-        return ast.unparse(node).rpartition(".")[2]
+        return text_of(node).rpartition(".")[2]
 
     def _environment(self, node: ast.Call, args: Sequence[object]) -> object:
         if len(args) < 2 or isinstance(args[1], Unread):
-            return _unread(node)
+            return unread(node)
         if str(args[1]).isdecimal():
             self.budget.assumed.append(f"{args[0]} of the environment (taken as its default, {args[1]})")
         return args[1]
 
     def _from(self, word: str) -> str:
-        """What an imported function is, which does not lie beside the file; classes make what they are named by."""
+        """What a function is that is not followed; empty for a class, which makes what it is named by."""
         first, _, rest = word.partition(".")
-        is_function = word.rpartition(".")[2][:1] not in string.ascii_uppercase and first in self.imports
-        return ".".join([*self.imports[first], *([rest] if rest else [])]) if is_function else ""
+        owner, _, own = word.rpartition(".")
+        kind = owner.rpartition(".")[2] if own.startswith(MAKING) else own
+        if kind.lstrip("_")[:1] in {*string.ascii_uppercase}:
+            return ""
+        return ".".join([*self.imports.get(first, (first,)), *([rest] if rest else [])])
+
+    def _constant(self, name: str) -> object:
+        """What a name is outside of functions, here or in a file that lies beside this one."""
+        if name in self.names or name not in self.imports:
+            return self.names.get(name, Unread(name))
+        module, own = self.imports[name]
+        home = self._module(module)
+        return Unread(name) if home is None or home is self else home._constant(own)
 
     def _function(self, name: str) -> tuple[Module | None, ast.FunctionDef | None]:
         """Where a function stands: here, or in a file that is imported from and lies beside this one."""
@@ -351,7 +397,7 @@ class Module:
             return None
         if name not in modules and len(modules) < FILES_MOST:
             modules[name] = None  # while it is read itself
-            path = _beside(self.place, name)
+            path = beside(self.place, name)
             if path is not None:
                 tree = parsed(read_text(path, GIVE, BYTES_MOST), str(path))
                 modules[name] = Module(tree, path, self.place, self.budget)
@@ -380,6 +426,8 @@ class Module:
             name: self.value(default, self.names) for name, default in {**firsts, **seconds}.items()
         }
         bound |= dict(zip(names, args, strict=False))
+        if given.kwarg is None:
+            self.budget.assumed += [name for name in keywords if name.startswith("**")]
         known = {*names, *(arg.arg for arg in given.kwonlyargs)}
         bound |= {name: own for name, own in keywords.items() if name in known}
         if given.kwarg is not None:
@@ -396,19 +444,5 @@ def module_of(path: Path, place: Path) -> Module:
         raise InputFileError(path, "is nested too deep to be followed", GIVE) from None
 
 
-def _beside(place: Path, module: str) -> Path | None:
-    """The file of a module under a folder above `place`, as far as the working directory."""
-    folder, here = place.absolute().parent.resolve(), Path.cwd().resolve()
-    above = [folder, *folder.parents]
-    within = above[: above.index(here) + 1] if here in above else [folder]
-    own = Path(*module.split("."))
-    places = (at / name for at in within for name in (own.with_suffix(".py"), own / "__init__.py"))
-    return next((at for at in places if at.is_file() and at.resolve().is_relative_to(within[-1])), None)
-
-
 def _loaded(target: ast.expr) -> ast.expr:
     return ast.parse(ast.unparse(target), mode="eval").body
-
-
-def _unread(node: ast.expr) -> Unread:
-    return Unread(ast.unparse(node)[:80])

@@ -24,12 +24,12 @@ from windtunnel.studies.training.launch.found import Native
 from windtunnel.studies.training.launch.python_text import (
     BYTES_MOST,
     GIVE,
-    Made,
     Module,
-    Unread,
     module_of,
     parsed,
 )
+from windtunnel.studies.training.launch.python_values import Made, Unread, is_unread
+from windtunnel.studies.training.launch.recipe_models import of_class
 
 BRIDGE, NEMO, XTUNER = "Megatron-Bridge", "NeMo 2", "xtuner v1"
 IMPORTS = {"megatron.bridge": BRIDGE, "nemo.collections.llm": NEMO, "nemo_run": NEMO, "xtuner.v1": XTUNER}
@@ -46,11 +46,20 @@ FP8 = {  # word of a precision's name -> (recipe of fp8, whether parameters stay
     "fp8_delayed": ("delayed", True), "bf16_with_fp8_mixed": ("delayed", True), "mxfp8": ("mxfp8", True),
     "current_scaling": ("tensorwise", True), "subchannel": ("blockwise", False),
 }  # fmt: skip
+PRECISION = re.compile(r"bf16|fp16|fp8|fp4|fp32")  # in a function's name, such as `bf16_with_mxfp8_mixed`
 LORA_DIM = 32  # `LoRA.dim` of both
 LORA_TARGETS = {"linear_qkv": "q,k,v", "linear_proj": "o", "linear_fc1": "gate,up", "linear_fc2": "down"}
 SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_moe_experts")
 BATCHES = ("global_batch_size", "micro_batch_size")
 PARTS = ("model", "train", "dataset", "ddp", "optimizer", "mixed_precision", "comm_overlap", "peft")
+XTUNER_SETTINGS = {  # of each part that carries some: those that are named where they are not known
+    "model_cfg": (),
+    "fsdp_cfg": (
+        "recompute_ratio", "hsdp_sharding_size", "cpu_offload", "reshard_after_forward",
+        "torch_compile", "fp32_lm_head",
+    ),
+    "dataloader_cfg": (), "optim_cfg": (), "loss_cfg": ("mode",),
+}  # fmt: skip
 IDLE = re.compile(
     r"(seq_length$|vocab_size|should_pad|make_vocab|transformer_impl$|attention_backend|cross_entropy|apply_rope|"
     r"gradient_accumulation_fusion|masked_softmax|bias_|persist_|deallocate|pipeline_dtype|params_dtype|autocast|"
@@ -66,20 +75,6 @@ IDLE = re.compile(
     r"use_transformer_engine_op_fuser|moe_pad_experts_for|moe_router_padding|suggested_comm|apply_wd|fused_single_qkv|mtp_(eval|loss)|generation_config|hf_|async_|recompute_method$|recompute_num_layers$|"
     r"te_|log_|seed|world_size|decoder_seq|variable_seq|nccl_|high_priority|disable_parameter_transpose)"
 )
-NAMED = {
-    "GptOss21BA3P6Config": "gpt-oss-20b", "GptOss117BA5P8Config": "gpt-oss-120b", "GPTOSSConfig20B": "gpt-oss-20b",
-    "GPTOSSConfig120B": "gpt-oss-120b", "Llama4Experts16Config": "llama-4-scout", "GPTConfig175B": "gpt3-175b",
-    "Llama4Experts128Config": "llama-4-maverick", "MistralNeMoConfig12B": "mistral-nemo-12b",
-    "Phi3ConfigMini": "phi-3-mini", "DeepSeekV3Config": "deepseek-v3", "DeepSeekV2Config": "deepseek-v2",
-    "DeepSeekV2LiteConfig": "deepseek-v2-lite",
-}  # fmt: skip
-FAMILIES = {
-    "Llama2": "llama-2", "Llama3": "llama-3", "Llama31": "llama-3.1", "Llama32": "llama-3.2", "Qwen2": "qwen2",
-    "Qwen25": "qwen2.5", "Qwen3": "qwen3", "Qwen3Dense": "qwen3", "Qwen3MoE": "qwen3", "Qwen2Dense": "qwen2",
-    "Mistral": "mistral", "Mixtral": "mixtral", "Gemma": "gemma", "Gemma2": "gemma-2", "Nemotron4": "nemotron-4",
-    "NemotronH": "nemotron-h", "Starcoder": "starcoder", "Starcoder2": "starcoder2",
-}  # fmt: skip
-SIZED = re.compile(r"(?:Config)?((?:\d+x)?\d+(?:P\d+)?[BM])(?:_?A(\d+)B?)?(?:Config)?")
 
 
 def split(word: str) -> tuple[str, str]:
@@ -109,12 +104,14 @@ def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
     module = module_of(Path(path), Path(path))
     framework = _framework(module.tree)
     made = _trainer_config(module) if framework == XTUNER else _made(module, framework, recipe)
-    if made.rests_on:
+    lacking = _rests_on(made, framework)
+    if lacking:
         remedy = f"give it where it lies in a checkout of {framework}, from a folder above both"
-        raise InputFileError(path, f"rests on {made.rests_on}, which does not lie beside it", remedy)
+        raise InputFileError(path, f"rests on {lacking}, which does not lie beside it", remedy)
     reader = _xtuner if framework == XTUNER else _megatron
     native = reader(made, n_gpus, str(path) if not recipe else f"{path}:{recipe}")
-    assumed = tuple(dict.fromkeys(module.budget.assumed))
+    whole = [name for name in made.values if name.startswith("**")]
+    assumed = tuple(dict.fromkeys([*whole, *module.budget.assumed]))
     unknown = (*native.unknown, *assumed)
     return Native(native.framework, native.fields, native.model, unknown, native.where, native.sizes)
 
@@ -139,6 +136,28 @@ def _made(module: Module, framework: str, recipe: str) -> Made:
         text = made.text if isinstance(made, Unread) else type(made).__name__
         raise InputFileError(module.path, f"{recipe} gives {text}, no configuration that can be read", GIVE)
     return made
+
+
+def _rests_on(made: Made, framework: str) -> str:
+    """The first function that makes the configuration or a part that carries settings and that is not followed."""
+    if made.rests_on:
+        return made.rests_on
+    if framework == XTUNER:
+        parts = {word: made.values.get(word) for word in XTUNER_SETTINGS}
+    else:
+        above = (made.values.get("trainer"), made.values.get("model")) if "trainer" in made.values else ()
+        parts = {str(at): part for at, part in enumerate(above)} | _parts(made)
+    for word, part in parts.items():
+        if isinstance(part, Made) and part.rests_on and not _is_library(word, part):
+            return part.rests_on
+    return ""
+
+
+def _is_library(word: str, part: Made) -> bool:
+    """Whether a function that is not followed is of the framework and says by its name what it makes."""
+    if word == "optimizer":
+        return part.kind.startswith("distributed_")
+    return word == "mixed_precision" and bool(PRECISION.search(_precision_name(part)))
 
 
 def _is_job(made: Made) -> bool:
@@ -173,11 +192,18 @@ def _megatron(made: Made, n_gpus: int, where: str) -> Native:
         settings["num_layers"] = len(model.layers)
         settings |= {"num_experts": _experts(model)} if _experts(model) else {}
     lengths = (settings_of(parts.get(word)).get("seq_length") for word in ("model", "dataset"))
-    settings["seq_length"] = next((length for length in lengths if isinstance(length, int)), None)
+    stated = [length for length in lengths if length is not None]
+    settings["seq_length"] = next((length for length in stated if isinstance(length, int)), next(iter(stated), None))
     arguments, odd = _arguments(settings)
+    odd += [f"{word} {part.text}" for word, part in parts.items() if isinstance(part, Unread)]
     native = megatron_reading.read(megatron_log.options_of(arguments), n_gpus, where)
     unknown += [word for word in (*native.unknown, *odd) if not IDLE.match(word.lstrip("-").replace("-", "_"))]
     fields = dict(native.fields) | _lora(parts.get("peft"), unknown)
+    if "trainer" not in made.values and settings.get("moe_grouped_gemm") is None:
+        # Megatron-Bridge's providers of mixtures ask for it themselves
+        fields.pop("experts_impl", None)
+        if settings.get("use_transformer_engine_op_fuser") is True and "num_experts" in settings:
+            fields["experts_impl"] = "grouped"
     return Native("megatron", fields, name or None, tuple(dict.fromkeys(unknown)), where)
 
 
@@ -210,7 +236,7 @@ def _parts(made: Made) -> dict[str, object]:
 
 def _precision(part: object) -> dict[str, object]:
     """Number formats as Megatron-Core's arguments say them."""
-    kind = part if isinstance(part, str) else part.kind if isinstance(part, Made) else ""
+    kind = _precision_name(part)
     own = settings_of(part)
     word = str(own.get("precision", kind)).replace("-", "_")
     half = own.get("fp16") is True or word.startswith(("fp16", "16"))
@@ -221,9 +247,21 @@ def _precision(part: object) -> dict[str, object]:
     if "nvfp4" in kind:
         found["fp4"] = "e2m1"
     found |= {name: own[name] for name in ("fp8", "fp8_recipe", "fp8_param_gather", "fp4") if name in own}
+    words = ("precision", "fp16", "bf16", "grad_reduce_in_fp32")
+    found |= {name: own[name] for name in words if is_unread(own.get(name))}
     if own.get("grad_reduce_in_fp32", not half) is False:
         found["grad_reduce_in_bf16"] = True
     return found
+
+
+def _precision_name(part: object) -> str:
+    if isinstance(part, Made):  # Megatron-Bridge's `get_mixed_precision_config("bf16_mixed")`
+        return (
+            _precision_name(part.args[0])
+            if part.kind.endswith("get_mixed_precision_config") and part.args
+            else part.kind
+        )
+    return part if isinstance(part, str) else ""
 
 
 def _overlaps(part: object, settings: Mapping[str, object]) -> dict[str, object]:
@@ -249,14 +287,16 @@ def _arguments(settings: Mapping[str, object]) -> tuple[dict[str, str], list[str
         if isinstance(value, Unread):
             dtype = DTYPES.get(value.text.rpartition(".")[2])
             if dtype is None:
-                odd.append(f"{name} {value.text}")
+                odd.append(name if name.startswith("**") else f"{name} {value.text}")
             else:
                 arguments[word] = dtype
         elif isinstance(value, bool | int | float | str):
             arguments[word] = str(value)
         elif isinstance(value, list) and all(isinstance(one, str) for one in value):
             arguments[word] = str(value) if value else "None"
-        elif value is not None and not isinstance(value, Made):
+        elif isinstance(value, Made):
+            odd += [] if IDLE.match(name) or name in PARTS else [f"{name} {value.kind}(...)"]
+        elif value is not None:
             odd.append(name)
     return arguments, odd
 
@@ -269,11 +309,23 @@ def _lora(part: object, unknown: list[str]) -> dict[str, object]:
         unknown.append(f"peft {kind}")
         return {}
     dim, targets = part.values.get("dim", LORA_DIM), part.values.get("target_modules")
+    if not isinstance(dim, int):
+        unknown.append(f"peft.dim {_word(dim)} (taken as {LORA_DIM})")
     fields: dict[str, object] = {"lora_rank": dim if isinstance(dim, int) else LORA_DIM}
     if isinstance(targets, list):
-        unknown += [f"adapters of {word}" for word in targets if word not in LORA_TARGETS]
-        fields["lora_targets"] = ",".join(LORA_TARGETS[word] for word in targets if word in LORA_TARGETS) or "all"
+        words = [_word(word) for word in targets]
+        unknown += [f"adapters of {word}" for word in words if word not in LORA_TARGETS]
+        fields["lora_targets"] = ",".join(LORA_TARGETS[word] for word in words if word in LORA_TARGETS) or "all"
+    elif targets is not None:
+        unknown.append(f"adapters of {_word(targets)}")
     return fields
+
+
+def _word(value: object) -> str:
+    """A value as the file writes it."""
+    if isinstance(value, Unread):
+        return value.text
+    return f"{value.kind}(...)" if isinstance(value, Made) else str(value)
 
 
 def _experts(model: Model) -> int:
@@ -291,26 +343,13 @@ def _model_name(parts: Mapping[str, object]) -> str:
         if isinstance(first, str):
             return catalogued(first)
         if not isinstance(first, Made):
-            return _of_class(part.kind)
+            return of_class(part.kind)
         part = first
     return ""
 
 
 def _kind(part: object) -> str:
     return part.kind if isinstance(part, Made) else "of this recipe"
-
-
-def _of_class(kind: str) -> str:
-    """The catalogue's name of a class such as `Llama31Config70B` or `Qwen3MoE30BA3Config`; empty where it has none."""
-    if kind in NAMED:
-        return NAMED[kind]
-    for family, name in FAMILIES.items():
-        match = SIZED.fullmatch(kind.removeprefix(family)) if kind.startswith(family) else None
-        if match is not None:
-            size, active = match.groups()
-            word = f"{int(size[:-1]) / 1000:g}b" if size.endswith("M") else size.replace("P", ".").lower()
-            return catalogued(f"{name}-{word}" + (f"-a{active}b" if active else ""))
-    return ""
 
 
 # ------------------------------------------------------------------------------------------------------- xtuner v1
@@ -336,8 +375,8 @@ def _xtuner(made: Made, n_gpus: int, where: str) -> Native:
 
     def whole(of: Mapping[str, object], word: str, default: int) -> int:
         value = of.get(word, default)
-        if isinstance(value, Unread):
-            unknown.append(f"{word} {value.text} (taken as {default})")
+        if isinstance(value, Unread | Made):
+            unknown.append(f"{word} {_word(value)} (taken as {default})")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise SpecError(word, value, "give a whole number of at least 1", where)
@@ -360,7 +399,7 @@ def _xtuner(made: Made, n_gpus: int, where: str) -> Native:
     if isinstance(packed, int):
         fields["seq_len"] = packed
     else:
-        unknown.append(f"pack_max_length {packed.text if isinstance(packed, Unread) else packed}")
+        unknown.append(f"pack_max_length {_word(packed)}")
     ratio = shards.get("recompute_ratio", 1.0)
     layers = len(load_model(name).layers) if name else 0
     if isinstance(ratio, int | float):
@@ -377,6 +416,13 @@ def _xtuner(made: Made, n_gpus: int, where: str) -> Native:
     group = shards.get("hsdp_sharding_size")
     if isinstance(group, int):
         fields["shard_group"] = group
+    for part, words in XTUNER_SETTINGS.items():
+        if isinstance(own.get(part), Unread):
+            unknown.append(f"{part} {_word(own[part])}")
+        values = settings_of(own.get(part))
+        unknown += [
+            f"{part}.{word} {_word(values[word])}" for word in words if isinstance(values.get(word), Unread | Made)
+        ]
     unknown += [f"fsdp_cfg.{word}" for word in ("cpu_offload", "fp32_lm_head") if shards.get(word) is True]
     unknown += [f"model_cfg.{word}" for word in ("float8_cfg", "mtp_config") if model.get(word) is not None]
     return Native("fsdp", fields, name or None, tuple(unknown), where)

@@ -370,6 +370,5 @@ def read_question(model: str, cluster: str, plan: Path | None, **fields: Any) ->
 @pytest.mark.parametrize("name", ["nowhere.sh", "nowhere.toml"])
 def test_a_file_that_is_not_there_is_no_unknown_model(name: str, tmp_path: Path) -> None:
     for word in (str(tmp_path / name), name):
-        question, _ = read_question(word, "h100-sxm:64", None, global_batch=8, seq_len=512)
         with pytest.raises(InputFileError, match="no such file"):
-            answer_at_first(question)
+            read_question(word, "h100-sxm:64", None, global_batch=8, seq_len=512)

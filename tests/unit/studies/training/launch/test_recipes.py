@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.studies.training.launch import is_native, read_native
-from windtunnel.studies.training.question import states_model
+from windtunnel.studies.training.launch import Native, is_native, read_native
+from windtunnel.studies.training.question import plan_file, states_model
 
 BRIDGE = """
 from megatron.bridge import AutoBridge
@@ -226,3 +227,120 @@ def test_yaml_of_something_else_is_no_job(tmp_path: Path) -> None:
     path.write_text("jobs: {build: {steps: [make]}}\n")
     with pytest.raises(InputFileError, match="is YAML of no framework"):
         read_native(path, 8)
+
+
+SMALL = """
+import copy
+from megatron.bridge import AutoBridge
+from megatron.bridge.training.config import ConfigContainer, LoRA, TrainingConfig
+from elsewhere import apply_parallelism, make_train, pp_of
+
+def small_config():
+    cfg = ConfigContainer(
+        model=AutoBridge.from_hf_pretrained("{model}").to_megatron_provider(),
+        train=TrainingConfig(global_batch_size=64, micro_batch_size=1),
+    )
+    cfg.model.seq_length = 4096
+    cfg.model.tensor_model_parallel_size = 2
+{lines}
+    return cfg
+"""
+
+
+def small(tmp_path: Path, lines: str, model: str = "meta-llama/Llama-3.1-8B") -> Native:
+    """What a recipe of these lines is read as."""
+    path = tmp_path / "small.py"
+    path.write_text(SMALL.format(model=model, lines=textwrap.indent(lines, "    ")))
+    return read_native(path, 64)
+
+
+@pytest.mark.parametrize(
+    ("lines", "tp", "unknown"),
+    [
+        ("cfg.model.tensor_model_parallel_size = max(2, 4)", 4, ()),
+        ('setattr(cfg.model, "tensor_model_parallel_size", 4)', 4, ()),
+        ('p = {"tp": 1}\np.update(tp=8)\np |= {"tp": 4}\ncfg.model.tensor_model_parallel_size = p.pop("tp")', 4, ()),
+        ("copy.deepcopy(cfg).model.tensor_model_parallel_size = 8", 2, ()),
+        ("mine = copy.deepcopy(cfg)\nmine.model.tensor_model_parallel_size = 8\nmine.train = 1", 2, ()),
+        ("if isinstance(cfg.model, str):\n    cfg.model.tensor_model_parallel_size = 8", 2, ()),
+        ('x = {}\ny = x.get(cfg)\nif cfg in {"a": 1}:\n    pass', 2, ()),
+        (f"cfg.model.num_sms = 0x{'f' * 5000}", 2, ()),
+        ("cfg.ddp.overlap_grad_reduce = True", 2, ()),
+    ],
+)
+def test_what_can_be_followed_is(tmp_path: Path, lines: str, tp: int, unknown: tuple[str, ...]) -> None:
+    native = small(tmp_path, lines)
+    assert (native.fields["tp"], native.unknown) == (tp, unknown)
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ('cfg.model.pipeline_model_parallel_size = pp_of("8b")', "pipeline_model_parallel_size pp_of(...)"),
+        ("cfg.model.pipeline_model_parallel_size = pp_of('8b') or 4", "pipeline_model_parallel_size pp_of(...)"),
+        (
+            "if not has_nvlink():\n    cfg.model.tensor_model_parallel_size = 1",
+            "tensor_model_parallel_size 1 if not has_nvlink()",
+        ),
+        ("if has_nvlink() == 3:\n    cfg.model.tensor_model_parallel_size += 1", "tensor_model_parallel_size 1 if has"),
+        ("if has_nvlink():\n    return cfg", "return cfg if has_nvlink()"),
+        ("for n in range(2):\n    cfg.model.tensor_model_parallel_size *= 2", "tensor_model_parallel_size 2 if a loop"),
+        ("for k, v in X:\n    setattr(cfg.model, k, v)", "setattr(cfg.model, k, v) if a loop"),
+        ("setattr(cfg.model, word(), 4)", "setattr(cfg.model, word(), 4)"),
+        ("match n:\n    case 1:\n        cfg.model.context_parallel_size = 2", "context_parallel_size 2 if match n"),
+        ("apply_parallelism(cfg, tp=8)", "apply_parallelism(cfg, tp=8)"),
+        ("apply_parallelism(cfg.model, tp=8)", "apply_parallelism(cfg.model, tp=8)"),
+        ("cfg.model.apply(tp=8)", "cfg.model.apply(tp=8)"),
+        ("cfg.train = TrainingConfig(**BATCHES)", "**BATCHES"),
+        ("cfg.train = BATCHES", "train BATCHES"),
+        ("cfg.peft = LoRA(target_modules=[QKV], dim=DIM)", "adapters of QKV"),
+        ("cfg.peft = LoRA(target_modules=[QKV], dim=DIM)", "peft.dim DIM (taken as 32)"),
+        ("cfg.mixed_precision = PRECISION", "mixed_precision PRECISION"),
+    ],
+)
+def test_what_cannot_be_followed_is_named(tmp_path: Path, lines: str, word: str) -> None:
+    assert word in ", ".join(small(tmp_path, lines).unknown)
+
+
+@pytest.mark.parametrize("lines", ["cfg.train = make_train(gbs=64)", "cfg = apply_parallelism(cfg)"])
+def test_a_part_that_rests_on_what_is_not_beside_the_recipe_is_refused(tmp_path: Path, lines: str) -> None:
+    with pytest.raises(InputFileError, match=r"rests on elsewhere\.(make_train|apply_parallelism), which does not lie"):
+        small(tmp_path, lines)
+
+
+def test_a_trainer_that_is_not_beside_a_recipe_of_nemo_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(NEMO.replace("trainer=trainer(num_nodes=2)", "trainer=my_trainer(tp=8)"))
+    with pytest.raises(InputFileError, match="rests on my_trainer, which does not lie beside it"):
+        read_native(f"{path}:pretrain_recipe", 64)
+
+
+def test_lists_that_double_are_refused(tmp_path: Path) -> None:
+    for line in ("a = a + a", "a = [copy.deepcopy(a), copy.deepcopy(a)]"):
+        with pytest.raises(InputFileError, match="takes more than 100,000 steps"):
+            small(tmp_path, "a = [1]\n" + f"{line}\n" * 40)
+
+
+def test_experts_of_megatron_bridge(tmp_path: Path) -> None:
+    mixture, fuser = "Qwen/Qwen3-30B-A3B", "cfg.model.use_transformer_engine_op_fuser = True"
+    assert "experts_impl" not in small(tmp_path, "", mixture).fields
+    assert small(tmp_path, fuser, mixture).fields["experts_impl"] == "grouped"
+    assert small(tmp_path, "cfg.model.moe_grouped_gemm = False", mixture).fields["experts_impl"] == "sequential"
+
+
+def test_parts_of_xtuner_that_cannot_be_followed(tmp_path: Path) -> None:
+    path = tmp_path / "sft.py"
+    path.write_text(
+        XTUNER.replace("recompute_ratio=0.5,", "recompute_ratio=R, hsdp_sharding_size=size(), cpu_offload=C,")
+    )
+    unknown = read_native(path, 32).unknown
+    wanted = ("fsdp_cfg.recompute_ratio R", "fsdp_cfg.hsdp_sharding_size size(...)", "fsdp_cfg.cpu_offload C")
+    assert [word for word in unknown if word in wanted] == list(wanted)
+    path.write_text(XTUNER.replace("FSDPConfig(", "fsdp("))
+    with pytest.raises(InputFileError, match="rests on fsdp, which does not lie beside it"):
+        read_native(path, 32)
+
+
+def test_a_recipe_of_no_file_is_named_so() -> None:
+    with pytest.raises(InputFileError, match=r"absent\.py:a_recipe: no such file"):
+        plan_file("absent.py:a_recipe", "h100-sxm:8", None, {})

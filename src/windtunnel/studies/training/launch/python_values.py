@@ -1,0 +1,182 @@
+"""Values of a configuration in Python that is followed on its text, and what operators and methods make of them."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAGNITUDE_MOST, TEXT_MOST = 10**15, 80
+CLASSES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict}
+NUMBERS, SCALARS = (int, float), (str, int, float)
+DICTIONARY_METHODS = ("get", "pop", "update", "items", "keys", "values", "copy")
+SPEAKERS = {"print", "log", "logger", "logging", "warnings", "isinstance", "len", "str", "repr", "type", "id", "list"}
+HARMLESS = (
+    "validate",
+    "get",
+    "to_megatron",
+    "is_",
+    "has",
+    "with_",
+    "items",
+    "keys",
+    "values",
+    "from_",
+)  # methods and functions
+MAKING = ("from_", "to_megatron", "get_model_config")  # methods that make an object: `AutoBridge.from_hf_pretrained`
+BINARY = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+COMPARE: Mapping[type[ast.cmpop], Callable[..., bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A value that is not known here, as the file writes it."""
+
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """What a call makes: the name of what is called, and keywords and attributes as set last."""
+
+    kind: str
+    args: list[object] = field(default_factory=list)
+    values: dict[str, object] = field(default_factory=dict)
+    rests_on: str = ""  # the function that makes it and that is not followed
+
+
+def is_unread(value: object) -> bool:
+    """Whether a value is not known: unread, or what a function gives that is not followed."""
+    return isinstance(value, Unread) or (isinstance(value, Made) and bool(value.rests_on))
+
+
+def text_of(node: ast.AST) -> str:
+    """An expression or a statement as the file writes it."""
+    try:
+        return ast.unparse(node)
+    except ValueError:  # a whole number of more digits than Python writes
+        return "a number of too many digits"
+
+
+def unread(node: ast.AST) -> Unread:
+    """An expression whose value is not known."""
+    return Unread(text_of(node)[:TEXT_MOST])
+
+
+def item_of(owner: object, key: object, node: ast.expr) -> object:
+    """`owner[key]`."""
+    if isinstance(owner, dict) and isinstance(key, str | int):
+        return owner.get(key, unread(node))
+    if isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner):
+        return owner[key]
+    return unread(node)
+
+
+def total_of(left: object, op: type[ast.operator], right: object, node: ast.expr) -> object:
+    """Two values put together by an operator."""
+    if isinstance(left, NUMBERS) and isinstance(right, NUMBERS) and op in BINARY:
+        try:
+            total = BINARY[op](left, right)
+        except (ZeroDivisionError, OverflowError):
+            return unread(node)
+        return total if abs(total) < MAGNITUDE_MOST else unread(node)
+    if op is ast.Add and isinstance(left, list) and isinstance(right, list):
+        return [*left, *right]
+    if op is ast.BitOr and isinstance(left, dict) and isinstance(right, dict):
+        return left | right
+    return unread(node)
+
+
+def compared(left: object, op: ast.cmpop, right: object, node: ast.expr) -> object:
+    """Two values compared: numbers and text, and lists of them."""
+    if is_unread(left) or is_unread(right):
+        return unread(node)
+    match op:
+        case ast.Is() | ast.IsNot():
+            return (left is right) == isinstance(op, ast.Is)
+        case ast.In() | ast.NotIn() if isinstance(right, list | dict):
+            if not isinstance(left, SCALARS) or not all(isinstance(own, SCALARS) for own in right):
+                return unread(node)
+            return (left in right) == isinstance(op, ast.In)
+    lists = [own for own in (left, right) if isinstance(own, list | dict)]
+    if type(op) not in COMPARE or any(not isinstance(own, SCALARS) for listed in lists for own in listed):
+        return unread(node)
+    try:
+        return COMPARE[type(op)](left, right)
+    except TypeError:
+        return unread(node)
+
+
+def copied(value: object, spend: Callable[[], None], copies: dict[int, object]) -> object:
+    """A deep copy; every part of it is spent."""
+    spend()
+    if id(value) in copies:
+        return copies[id(value)]
+    if isinstance(value, Made):
+        made = copies[id(value)] = Made(value.kind, rests_on=value.rests_on)
+        made.args = [copied(own, spend, copies) for own in value.args]
+        made.values = {name: copied(own, spend, copies) for name, own in value.values.items()}
+        return made
+    if isinstance(value, list):
+        listed: list[object] = []
+        copies[id(value)] = listed
+        listed.extend(copied(own, spend, copies) for own in value)
+        return listed
+    if isinstance(value, dict):
+        pairs: dict[object, object] = {}
+        copies[id(value)] = pairs
+        pairs.update({key: copied(own, spend, copies) for key, own in value.items()})
+        return pairs
+    return value
+
+
+def beside(place: Path, module: str) -> Path | None:
+    """The file of a module under a folder above `place`, as far as the working directory."""
+    folder, here = place.absolute().parent.resolve(), Path.cwd().resolve()
+    above = [folder, *folder.parents]
+    within = above[: above.index(here) + 1] if here in above else [folder]
+    own = Path(*module.split("."))
+    places = (at / name for at in within for name in (own.with_suffix(".py"), own / "__init__.py"))
+    return next((at for at in places if at.is_file() and at.resolve().is_relative_to(within[-1])), None)
+
+
+def is_instance(value: object, name: str, node: ast.expr) -> object:
+    """Whether a value is of a class of Python; what a function makes that is not followed is no number and no text."""
+    if name in CLASSES and not isinstance(value, Unread):
+        return isinstance(value, CLASSES[name])
+    plain = value is None or isinstance(value, str | int | float | dict)
+    return False if plain and name.isidentifier() and name[0].isupper() else unread(node)
+
+
+def may_change(function: str) -> bool:
+    """Whether a function by its name may change what it is given."""
+    return function.partition(".")[0] not in SPEAKERS and not function.rpartition(".")[2].startswith(HARMLESS)
+
+
+def of_dictionary(
+    node: ast.expr,
+    method: str,
+    owner: dict[object, object],
+    args: Sequence[object],
+    keywords: Mapping[str, object],
+) -> object:
+    """What a method of a dictionary gives, and makes of it."""
+    key = args[0] if args and isinstance(args[0], SCALARS) else None
+    if method == "get" and key is not None:
+        return owner.get(key, args[1] if len(args) > 1 else None)
+    if method == "pop" and key is not None:
+        return owner.pop(key, args[1] if len(args) > 1 else unread(node))
+    if method == "update":
+        for own in args:
+            owner.update(own if isinstance(own, dict) else {f"**{text_of(node)}": unread(node)})
+        owner.update(keywords)
+        return None
+    return unread(node)
