@@ -194,10 +194,15 @@ def test_a_clock_whose_verdict_is_exchanged_decides_for_all(source: str, is_agre
         ("ended()\n    if i > most: print(i)", 30),
         ("for k in range(4):\n        ended()\n        if k == 2: break", 30),  # of the inner one
         ("for k in range(4):\n        ended()\n    if i > most: break", 9),
+        ("ended()\n    n += 1\n    if n >= most: break", 9),
+        ("ended()\n    n = n + 1\n    if n >= most: break", 9),
+        ("ended()\n    if n >= most: break", 30),  # it never grows
+        ("ended()\n    if i % 7 == 6: n += 1\n    if n >= most: break", 30),  # not in each round
+        ("ended()\n    if i % 7: continue\n    n += 1\n    if n >= most: break", 30),
     ],
 )
 def test_a_loop_goes_round_as_often_as_it_has_items_or_until_it_is_left(body: str, rounds: int, tmp_path: Path) -> None:
-    loop = run(f"most = 9\nfor i in range(30):\n    {body}\n", tmp_path)
+    loop = run(f"most = 9; n = 0\nfor i in range(30):\n    {body}\n", tmp_path)
     assert loop.lengths["train.py", 2, "for ... in range(30)"] == rounds
 
 

@@ -108,6 +108,20 @@ HELPER = "def agree(late):\n    flag = torch.tensor(late)\n    dist.all_reduce(f
         ("if loss.item() > 1:\n    flag.fill_(1)\ndist.all_reduce(flag)\nif flag: stop()\n", False),
         ("if loss.item() > 1:\n    flag.fill_(1)\n    continue\ndist.all_reduce(flag)\nif flag: stop()\n", True),
         ("def bad():\n    return loss.item() > 1\nif agree(bad()): stop()\n", False),
+        ("if loss.item() > 1:\n    flag.fill_(1)\n    dist.barrier()\ndist.all_reduce(flag)\n", True),
+        ("if loss.item() > 1:\n    flag.fill_(1)\nelse:\n    dist.send(x, 1)\ndist.all_reduce(flag)\n", True),
+        (
+            "def low():\n    dist.recv(x)\ndef high():\n    low()\n"
+            "if loss.item() > 1:\n    flag.fill_(1)\n    high()\ndist.all_reduce(flag)\n",
+            True,
+        ),
+        ("for x in d:\n    v = loss.item()\n    if v < 9: dist.all_reduce(g)\n    v = agree(v)\n", True),
+        ("for x in d:\n    v = loss.item()\n    w = v + 1\n    if w < 9: f()\n    v = agree(v)\n", True),
+        ("def f():\n    v = loss.item()\n    if v < 9: g()\ndef h(v):\n    v = agree(v)\n", True),  # another `v`
+        ("if late:\n    v = agree(loss.item())\nelse:\n    v = 0\nif v: stop()\n", False),
+        ("stop = False\nwhile not stop:\n    v = loss.item()\n    v = agree(v)\n    stop = v > 1\n", False),
+        ("stop = 0\nwhile not stop:\n    stop = loss.item() > 1\n    stop = agree(stop)\n", False),
+        ("def all():\n    dist.all_reduce(flag)\nflag = t(loss.item())\nall()\nif flag: stop()\n", False),
         ("def step():\n    dist.all_reduce(g)\n    return loss.item()\nif step() > 1: stop()\n", True),
     ],
 )

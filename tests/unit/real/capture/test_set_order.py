@@ -63,6 +63,13 @@ def test_what_has_one_order_is_not(line: str, tmp_path: Path) -> None:
         ("x = np.random.rand(4)\n", []),
         ("np.random.seed(0)\nif np.random.rand() < 0.5: print()\n", []),
         ("set_seed(0)\nif np.random.random() < 0.5: print()\n", []),
+        ("random.seed(0)\nif np.random.random() < 0.5: print()\n", [2]),
+        ("args.seeds.append(1)\nif np.random.random() < 0.5: print()\n", [2]),
+        ("np.random.seed()\nif np.random.random() < 0.5: print()\n", [2]),
+        ("def set_seed(n): random.seed(n)\nset_seed(0)\nif np.random.random() < 0.5: print()\n", [3]),
+        ("from numpy.random import seed\nseed(0)\nif np.random.random() < 0.5: print()\n", []),
+        ("r = np.random.default_rng(0)\nif np.random.random() < 0.5: print()\n", []),
+        ("pl.seed_everything(0)\nif np.random.random() < 0.5: print()\n", []),
         ("count = [np.random.randint(1, 4)]\ndist.broadcast_object_list(count)\nif count[0] > 2: g()\n", []),
     ],
 )

@@ -10,6 +10,7 @@ from windtunnel.real.capture.processes.conditions import tree_of
 
 _EXCHANGES = ("reduce", "gather", "broadcast", "scatter")  # in names of what exchanges, whoever wraps it
 _AGREEMENTS = ("broadcast", "object")  # in names of those by which ranks come to hold the same
+_MEETINGS = (*_EXCHANGES, "barrier", "all_to_all", "send", "recv", "backward")  # in names of what ranks wait in
 _CLOCKS = ("time", "perf_counter", "monotonic")
 _BRANCHES = (ast.If, ast.While, ast.IfExp)
 _LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Raise)
@@ -55,24 +56,36 @@ class _Exchanges:
     words: Sequence[str] = ()
     wrappers: frozenset[str] = frozenset()
     taken: frozenset[str] = frozenset()  # names that stand in what is exchanged, anywhere
+    meeting: frozenset[str] = frozenset()  # functions of these files in which ranks wait, however far down
 
     @classmethod
     def of(cls, paths: Sequence[str], words: Sequence[str]) -> _Exchanges:
         """Those of some files."""
         trees = [tree for path in paths if (tree := tree_of(path)) is not None]
-        wrappers = {
-            function.name
+        calls = [
+            (function.name, _called(call))
             for tree in trees
             for function in ast.walk(tree)
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
             for call in ast.walk(function)
-            if isinstance(call, ast.Call) and any(word in _called(call) for word in words)
-        }
+            if isinstance(call, ast.Call)
+        ]
+        wrappers = {function for function, called in calls if any(word in called for word in words)}
+        meeting = {function for function, called in calls if any(word in called for word in _MEETINGS)}
+        while more := {function for function, called in calls if called in meeting} - meeting:
+            meeting |= more
         named = cls(words, frozenset(wrappers))
         taken = {
             name for tree in trees for node in ast.walk(tree) for part in named.given(node) for name in _names_in(part)
         }
-        return cls(words, frozenset(wrappers), frozenset(taken))
+        return cls(words, frozenset(wrappers), frozenset(taken), frozenset(meeting))
+
+    def meet_in(self, node: ast.AST) -> bool:
+        """Whether ranks wait for each other in a call."""
+        if not isinstance(node, ast.Call):
+            return False
+        name = _called(node)
+        return name in self.meeting or any(word in name for word in _MEETINGS) or bool(self.given(node))
 
     def given(self, node: ast.AST) -> list[ast.expr]:
         """What a call gives to an exchange."""
@@ -102,6 +115,28 @@ class _Value:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """Where something stands: in which function (0: in none), and where in the file."""
+
+    function: int
+    at: tuple[int, int]
+
+    def is_before(self, other: _Place) -> bool:
+        """Whether it comes earlier in the same function."""
+        return self.function == other.function and self.at < other.at
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A name comes to hold what an expression gives; None as its target: of a function that returns it."""
+
+    name: str
+    value: _Value
+    source: _Place
+    target: _Place | None
+
+
+@dataclass(frozen=True)
 class _Flow:
     """What becomes of a value: what it is assigned to, what a function returns, what a function is given.
 
@@ -120,46 +155,68 @@ class _Source:
         self._exchanges = exchanges
         tree = tree_of(path)
         self._nodes = list(ast.walk(tree)) if tree is not None else []
+        self._scopes = _Scopes(tree or ast.Module([], []))
         functions = [node for node in self._nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         self._returned = [
-            (function.name, self._value(node.value))
+            (function.name, self._value(node.value), self._scopes.place(node))
             for function in functions
             for node in ast.walk(function)
             if isinstance(node, ast.Return) and node.value is not None
         ]
-        parameters = {of.name: [arg.arg for arg in of.args.args if arg.arg not in ("self", "cls")] for of in functions}
+        parameters = {
+            of.name: (of, [arg.arg for arg in of.args.args if arg.arg not in ("self", "cls")]) for of in functions
+        }
         calls = [node for node in self._nodes if isinstance(node, ast.Call)]
-        self._taken = [part for call in calls for part in exchanges.given(call)]
-        self._flows = [*self._returned]
+        self._taken = [(part, self._scopes.place(call)) for call in calls for part in exchanges.given(call)]
+        self._steps = [_Step(name, value, place, None) for name, value, place in self._returned]
         for node in self._nodes:
-            self._flows += [(name, self._value(node.value)) for name in _named_by(node) if node.value is not None]  # type: ignore[attr-defined]
+            for name in _named_by(node):
+                if (assigned := node.value) is not None:  # type: ignore[attr-defined]
+                    place = self._scopes.place(node)
+                    self._steps.append(_Step(name, self._value(assigned), place, place))
         for call in calls:
-            given = zip(parameters.get(_called(call), ()), call.args, strict=False)
-            self._flows += [(name, self._value(part)) for name, part in given]
+            if _called(call) in parameters:
+                function, names = parameters[_called(call)]
+                entry = _Place(id(function), (function.lineno, 0))
+                for name, part in zip(names, call.args, strict=False):
+                    self._steps.append(_Step(name, self._value(part), self._scopes.place(call), entry))
         # What is assigned, or filled in place, where a test holds hangs on it: a flag that is exchanged behind it.
         self._settings: dict[int, set[str]] = {}
         for node in self._nodes:
-            parts = [part for of in node.body for part in ast.walk(of)] if isinstance(node, ast.If) else []
-            if not any(exchanges.given(part) for part in parts):
-                names = {name for part in parts for name in (*_named_by(part), *_filled_by(part))}
-                self._settings[id(node)] = names
-                self._flows += [(name, self._value(node.test)) for name in names]  # type: ignore[attr-defined]
+            if not isinstance(node, ast.If):
+                continue
+            if any(exchanges.meet_in(part) for of in (*node.body, *node.orelse) for part in ast.walk(of)):
+                continue
+            value, source = self._value(node.test), self._scopes.place(node)
+            set_here = [(part, name) for of in node.body for part in ast.walk(of) for name in _set_by(part)]
+            self._settings[id(node)] = {name for _, name in set_here}
+            self._steps += [_Step(name, value, source, self._scopes.place(part)) for part, name in set_here]
+        self._flows = [(step.name, step.value) for step in self._steps]
 
     def flow(self, line: int, branches: tuple[type[ast.AST], ...] = _BRANCHES) -> _Flow:
         """Of what is read at a line."""
         names = _closure(self._flows, {name for name, value in self._flows if value.is_at(line)})
-        filled = {name for part in self._taken for name in _names_filled(part) if name in names}
+        filled = {name for part, _ in self._taken for name in _names_filled(part) if name in names}
         given = {name for name, value in self._flows if value.is_given_at(line) or value.exchanged & names}
         agreed = _closure(self._flows, filled | given)
-        alone = names - agreed
-        tests = [(node, self._value(node.test)) for node in self._nodes if isinstance(node, branches)]  # type: ignore[attr-defined]
-        tested = [value for node, value in tests if not self._settings.get(id(node), set()) & agreed or _leaves(node)]
-        for name, value in self._returned:  # a test, wherever it is called from
+        own = _OwnReads(self._scopes, names, agreed)
+        own.follow(line, self._steps, self._taken)
+        tests = [
+            (node, self._value(node.test), self._scopes.place(node))  # type: ignore[attr-defined]
+            for node in self._nodes
+            if isinstance(node, branches)
+        ]
+        tested = [
+            (value, place)
+            for node, value, place in tests
+            if not self._settings.get(id(node), set()) & agreed or _leaves(node)
+        ]
+        for name, value, place in self._returned:  # a test, wherever it is called from
             if isinstance(value.node, ast.Compare | ast.BoolOp) and name not in self._exchanges.taken:
-                tested.append(value)
+                tested.append((value, place))
         return _Flow(
-            any(value.is_at(line) or value.names & alone for value in tested),
-            any(_is_at(part, line) or _names_in(part) & names for part in self._taken),
+            any(value.is_at(line) or own.stand_in(value, place) for value, place in tested),
+            any(_is_at(part, line) or _names_in(part) & names for part, _ in self._taken),
         )
 
     def _value(self, node: ast.expr) -> _Value:
@@ -167,6 +224,82 @@ class _Source:
         hidden = {id(of) for part in given for of in ast.walk(part)}
         exchanged = frozenset(name for part in given for name in _names_in(part))
         return _Value(node, frozenset(_names_in(node, hidden)), given, exchanged)
+
+
+class _Scopes:
+    """Which function of a file each part of it stands in, and whose variable a name is there."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._functions: dict[int, int] = {}
+        self._around: dict[int, int] = {}
+        self._bound: dict[int, set[str]] = {}
+        self._walk(tree, 0)
+
+    def _walk(self, node: ast.AST, function: int) -> None:
+        for child in ast.iter_child_nodes(node):
+            self._functions[id(child)] = function
+            inside = function
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside = id(child)
+                self._around[inside] = function
+                parts = list(ast.walk(child))
+                shared = {name for of in parts if isinstance(of, ast.Global | ast.Nonlocal) for name in of.names}
+                stored = {of.id for of in parts if isinstance(of, ast.Name) and isinstance(of.ctx, ast.Store)}
+                self._bound[inside] = (
+                    {of.arg for of in ast.walk(child.args) if isinstance(of, ast.arg)} | stored
+                ) - shared
+            self._walk(child, inside)
+
+    def place(self, node: ast.AST) -> _Place:
+        """Of a statement, or an expression."""
+        return _Place(self._functions.get(id(node), 0), (node.lineno, node.col_offset))  # type: ignore[attr-defined]
+
+    def owner(self, name: str, function: int) -> int:
+        """The function whose variable a name is, where it stands; 0: of the file, as attributes are."""
+        while function and name not in self._bound[function]:
+            function = self._around[function]
+        return function
+
+
+class _OwnReads:
+    """Where a name still holds what is this rank's own: an exchange counts from its line on, in its function."""
+
+    def __init__(self, scopes: _Scopes, names: set[str], agreed: set[str]) -> None:
+        self._scopes, self._names, self._agreed = scopes, names, agreed
+        self._own: set[_Step] = set()
+        self._agreements: dict[str, list[_Place]] = {}
+
+    def follow(self, line: int, steps: Sequence[_Step], taken: Sequence[tuple[ast.expr, _Place]]) -> None:
+        """What is read at a line, until nothing more comes to hold it."""
+        steps = [step for step in steps if step.name in self._names]
+        while True:
+            self._agreements = {}
+            for part, place in taken:
+                for name in _names_filled(part):
+                    self._agreements.setdefault(name, []).append(place)
+            for step in steps:
+                if step not in self._own and (
+                    step.value.is_given_at(line) or (step.value.exchanged | step.value.names) & self._agreed
+                ):
+                    self._agreements.setdefault(step.name, []).append(step.target or step.source)
+            more = {step for step in steps if step.value.is_at(line) or self.stand_in(step.value, step.source)}
+            if more <= self._own:
+                return
+            self._own |= more
+
+    def stand_in(self, value: _Value, place: _Place) -> bool:
+        """Whether an expression reads such a name."""
+        return any(self._is_own(name, place) for name in value.names & self._names)
+
+    def _is_own(self, name: str, place: _Place) -> bool:
+        if name not in self._agreed:
+            return True
+        owner = self._scopes.owner(name, place.function)
+        for of in self._agreements.get(name, ()):
+            is_elsewhere = of.function != place.function and self._scopes.owner(name, of.function) == owner
+            if is_elsewhere or of.is_before(place):
+                return False
+        return any(step.name == name and (step.target is None or step.target.is_before(place)) for step in self._own)
 
 
 def _closure(flows: Sequence[tuple[str, _Value]], names: set[str]) -> set[str]:
@@ -222,6 +355,10 @@ def _named_by(node: ast.AST) -> list[str]:
         return []
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [name for target in targets for name in _names_filled(target)]
+
+
+def _set_by(node: ast.AST) -> list[str]:
+    return [*_named_by(node), *_filled_by(node)]
 
 
 def _filled_by(node: ast.AST) -> list[str]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from windtunnel.real.capture.processes.counters import is_counted
+
 if TYPE_CHECKING:
     from types import CodeType
 
@@ -108,6 +110,9 @@ def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
     """Counts at which a loop of a file is left, `if step >= most: break`, by its function and line."""
     tree = tree_of(path)
     found: dict[tuple[tuple[str, int], int], list[CodeType]] = {}
+    loops = {
+        node.lineno: node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.For | ast.While)
+    }
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
             continue
@@ -116,7 +121,8 @@ def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
         if isinstance(node.body[-1], ast.Break | ast.Return) and is_count and _is_plain(left) and _is_plain(right):
             around = [part for part in _rounds_of(path).get(function, ()) if node.lineno in part]
             for part in around[-1:] if isinstance(node.body[-1], ast.Break) else around:
-                found.setdefault((function, part.line), []).append(_compiled(right))
+                if is_counted(loops[part.line], left):
+                    found.setdefault((function, part.line), []).append(_compiled(right))
     return found
 
 

@@ -15,6 +15,8 @@ from windtunnel.real.capture.processes.branches import branches_on, unagreed
 from windtunnel.real.capture.processes.conditions import tree_of
 
 _GENERATORS = ("np.random.", "numpy.random.")
+_SEEDED = ("seed", "default_rng", "RandomState")  # what numpy is given a seed by
+_SEEDERS = ("set_seed", "seed_everything")  # of libraries: they give numpy one too
 _MAKERS = ("set", "frozenset")
 _KEPT = ("union", "intersection", "difference", "symmetric_difference", "copy")  # methods that give a set again
 _ALGEBRA = (ast.BitOr, ast.BitAnd, ast.BitXor, ast.Sub)
@@ -40,17 +42,30 @@ def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
 
 def numbers_drawn(paths: Mapping[str, str]) -> list[tuple[str, int]]:
     """Lines that draw from a generator to which nobody in these files gives a seed, and that decide a branch."""
-    calls = [
-        (path, node, ast.unparse(node.func))
-        for path in paths
-        for node in ast.walk(tree_of(path) or ast.Module([], []))
-        if isinstance(node, ast.Call)
-    ]
-    if any("seed" in name and not name.startswith("torch.") for _, _, name in calls):
+    nodes = [(path, node) for path in paths for node in ast.walk(tree_of(path) or ast.Module([], []))]
+    calls = [(path, node, ast.unparse(node.func)) for path, node in nodes if isinstance(node, ast.Call)]
+    own = {node.name for _, node in nodes if isinstance(node, ast.FunctionDef)}
+    imported = {
+        alias.asname or alias.name: f"numpy.random.{alias.name}"
+        for _, node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module == "numpy.random"
+        for alias in node.names
+    }
+    if any(_is_seeding(node, imported.get(name, name), own) for _, node, name in calls):
         return []
     places = [(path, node.lineno) for path, node, name in calls if name.startswith(_GENERATORS)]
     deciding = [(path, line) for path, line in places if branches_on(path, line)]
     return [(paths[path], line) for path, line in unagreed(list(paths), deciding)]
+
+
+def _is_seeding(call: ast.Call, name: str, own: set[str]) -> bool:
+    """Whether a call gives numpy's generator a seed; Python's own and torch's are others, and so may `own` ones be."""
+    last = name.rpartition(".")[2]
+    if last in _SEEDERS:  # what one of these files calls is looked at by itself
+        return name not in own
+    given = [*call.args, *(of.value for of in call.keywords)]
+    is_none = bool(given) and isinstance(given[0], ast.Constant) and given[0].value is None
+    return name.startswith(_GENERATORS) and last in _SEEDED and bool(given) and not is_none
 
 
 def _lines_of(path: str) -> list[int]:
