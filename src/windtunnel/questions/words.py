@@ -180,7 +180,8 @@ def _of_flag(error: SpecError, kind: type, flag_of: Mapping[str, str]) -> SpecEr
         ]
         field = next(field for field in walk(kind) if field.path == path)
         value = "N" if _is_number(field.type) else f"({field.about.text.rstrip('.')})"
-        remedy = f"add {flags[path]} {value}{f', or put it in the {files[0]} file' if files else ''}"
+        word = flags[path] if flags[path] != path else f"{path.upper()} without a flag"
+        remedy = f"add {word} {value}{f', or put it in the {files[0]} file' if files else ''}"
         return SpecError(path.rpartition(".")[2], None, remedy, error.where)
     remedy = error.remedy
     for field in walk(kind):

@@ -184,13 +184,12 @@ def _within(result: Result, over: float) -> Result:
 def predict_of(question: Diagnose, run: MeasuredRun | None = None) -> Predict:
     """The prediction that a diagnosis is held against. Raises UserError.
 
-    What nobody states of the work is as the run's own log says; where nobody states how it is split, that is too.
+    What nobody states of the plan is as the run's own log says, field by field.
     """
     stated = plain_part(question.plan)
     logged: dict[str, object] = {}
     if run is not None and run.arguments:
-        said = megatron_log.read(run.arguments, cluster_of(question.cluster).n_gpus, run.source).fields
-        logged = {name: value for name, value in said.items() if name in WORK or not stated.keys() - set(WORK)}
+        logged = dict(megatron_log.read(run.arguments, cluster_of(question.cluster).n_gpus, run.source).fields)
     if run is not None and run.global_batch is not None:
         logged["global_batch"] = run.global_batch
     return replace(of_launch_file(question.model, question.cluster, stated, logged), anchor=question.anchor)
@@ -245,7 +244,6 @@ def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tup
     return [(f"the log says {text}", as_run.step_time_s - result.step_time_s)], notes
 
 
-WORK = ("global_batch", "seq_len")
 # What Megatron-Core's own names say without doubt.
 DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "precision", "overlap_tp")
 

@@ -116,12 +116,15 @@ def test_what_the_run_says_of_itself_and_the_plan_does_not(tmp_path: Path, step_
     said |= {"seq_length": 4096, "micro_batch_size": 1, "recompute_granularity": "full", "recompute_method": "uniform"}
     block = "\n".join(f"  {name} ...... {value}" for name, value in said.items())
     block = f"-------- arguments --------\n{block}\n-------- end of arguments --------"
-    asked = {**STEP, "plan": {**PLAN, "overlap_tp": False}}
-    recomputed = predicted(changed(read(asked), {"plan.recompute": "full"})).step_time_s
+    asked = {**STEP, "plan": {**PLAN, "overlap_tp": False, "recompute": "none"}}
+    plain_run = ask({**asked, "question": "diagnose", "log": [log(tmp_path, [1.0] * 20, block)]}).result
+    plain_s = plain_run.step_time_s
+    recomputed = predicted(changed(read(plain_run.question), {"plan.recompute": "full"})).step_time_s
     found = ask({**asked, "question": "diagnose", "log": [log(tmp_path, [recomputed] * 20, block)]})
+    assert found.predicted_step_s == plain_s
     assert found.causes[0].cause == "another plan"
     assert "recompute full" in found.causes[0].evidence
-    assert found.causes[0].seconds == pytest.approx(recomputed - predicted(read(asked)).step_time_s)
+    assert found.causes[0].seconds == pytest.approx(recomputed - plain_s)
     assert abs(found.not_explained_s) < 0.01 * recomputed
 
 
@@ -324,6 +327,13 @@ def test_what_nobody_states_is_as_the_log_says(tmp_path: Path, step_s: float) ->
     log.write_text("\n".join(["--------- arguments ---------", block, "------ end of arguments ------", *lines]))
     whole = ask({**asked, "plan": {}})
     assert whole.result.spec["plan"]["tp"] == 2
+    # What is stated is one field of the log's plan, and a difference from it; the rest stays.
+    stated = ask({**asked, "plan": {"precision": "fp8"}})
+    own = stated.result.spec["plan"]
+    assert (own["tp"], own["precision"], own["global_batch"]) == (2, "fp8", 64)
+    assert [(one.cause, one.evidence) for one in stated.causes] == [
+        ("another plan", "the log says precision bf16, not fp8")
+    ]
 
 
 def test_a_plan_that_does_not_fit_is_not_what_was_measured() -> None:

@@ -116,7 +116,11 @@ class Beside:
     ] = None
 
 
-MISSING = {"prompts": "N", "lengths": "mean=9000,cap=32768 (of the answers)"}
+MISSING = {
+    "model": "MODEL without a flag (a name such as qwen3-8b, or a config.json)",
+    "prompts": "--prompts N",
+    "lengths": "--lengths mean=9000,cap=32768 (of the answers)",
+}
 
 
 @part
@@ -180,11 +184,11 @@ class Rl:
         if self.own_file is None:
             missing = [name for name in ("model", "prompts", "lengths") if getattr(self, name) is None]
             if len(missing) > 1:
-                flags = " ".join(f"--{name} {MISSING[name]}" for name in missing if name in MISSING)
-                remedy = f"add {flags}, or --config with the framework's own file"
+                remedy = f"add {' '.join(MISSING[name] for name in missing)}, or --config with the framework's own file"
                 raise SpecError(f"{missing[0]} (and {', '.join(missing[1:])})", None, remedy)
             if missing:
-                raise SpecError(missing[0], None, f"give {missing[0]}, or --config with the framework's own file")
+                remedy = f"give {MISSING[missing[0]]}, or --config with the framework's own file"
+                raise SpecError(missing[0], None, remedy)
             self._check_pools()
 
     def _check_pools(self) -> None:

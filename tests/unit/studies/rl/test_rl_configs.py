@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.questions import read
 from windtunnel.questions.asked.rl import Rl
 from windtunnel.questions.reading import read_part
@@ -319,10 +319,43 @@ def test_pools_of_roll_that_overlap_are_one_and_a_penalty_by_default_needs_both_
     assert (imported.data["learner"]["reference"], imported.data["learner"]["old_logprob"]) == ("yes", "yes")
 
 
-@pytest.mark.parametrize("text", ["list(range(0,99999999))", "list(range(__import__('os')))", "[0, x]", "all"])
-def test_gpus_of_roll_that_are_no_list_say_nothing(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["list(range(__import__('os')))", "list(range(18,14,-1))", "[0, x]", "all"])
+def test_gpus_of_roll_that_are_no_list_are_not_understood(tmp_path: Path, text: str) -> None:
+    (tmp_path / "roll.yaml").write_text(ROLL.replace("list(range(14,18))", f'"{text}"'))
+    imported = read_config(str(tmp_path / "roll.yaml"))
+    assert "generate" not in imported.data
+    assert "actor_infer.device_mapping" in imported.unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("list(range(14,22,2))", 4),
+        ("list( range(14, 17, 1) )", 3),
+        ("list(range(14,16))+list(range(20,30,5))", 4),
+        ("[14, 15,]", 2),
+    ],
+)
+def test_gpus_of_roll_by_a_step(tmp_path: Path, text: str, gpus: int) -> None:
     data = _data(tmp_path, "roll.yaml", ROLL.replace("list(range(14,18))", text))
-    assert "generate" not in data
+    assert (data["generate"], data["train"]) == (gpus, 10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[ ]", "[1,,2]", "[1 2]", "list(range(8,4))", "list(range())", "list(range(0,8,0))", "list(range(0,1,2,3))"),
+        *("list(range(0,9999999))", "list(range(0,99999999))"),
+    ],
+)
+def test_a_list_of_roll_without_gpus_is_one_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "roll.yaml").write_text(ROLL.replace("list(range(0,8))+[12, 13]", f'"{text}"'))
+    with pytest.raises(UserError) as caught:
+        read_config(str(tmp_path / "roll.yaml"))
+    message = str(caught.value)
+    assert f"actor_train.device_mapping = {text!r}: " in message
+    assert "roll.yaml" in message
+    assert message.endswith("give them as list(range(0,8)) or [0, 1]")
 
 
 def test_a_batch_of_trl_follows_from_the_cluster(tmp_path: Path) -> None:

@@ -309,6 +309,10 @@ def test_the_commands_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert main(["rl", "plan", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"]["step_time_s"] > 0
     assert main(["rl", "llama-3.2-1b", "--cluster", "h100-sxm:8"]) == 2
+    for flags, rest in ([], " --prompts N"), (["--prompts", "4", "--lengths", "cap=1000"], ""):
+        capsys.readouterr()
+        assert main(["rl", "--cluster", "h100-sxm:8", *flags]) == 2
+        assert re.search(rf"is not given: add MODEL without a flag .*{rest}", capsys.readouterr().err)
 
 
 def test_without_captured_graphs_an_answer_takes_at_least_its_launches() -> None:

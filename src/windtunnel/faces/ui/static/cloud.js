@@ -6,7 +6,7 @@ window.windtunnelCloud = (() => {
   const canvas = document.getElementById("cloud-canvas"), up = document.getElementById("cloud-up");
   const SLICE = 1000, MARGIN = 34;
   let points = [], drawing = 0, places = [];
-  const number = (value) => value >= 1e4 ? Math.round(value).toLocaleString("en") : Number(value).toPrecision(4).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+  const number = (value) => (value >= 1e3 ? Math.round(value) : Number(value)).toLocaleString("en", value >= 1e3 ? {} : { maximumSignificantDigits: 4 });
   const seconds = (value) => (value < 1 ? `${number(value * 1000)} ms` : `${number(value)} s`);
 
   // Of which no other is better in both: by step, ever less of the other.

@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, SpecError, about_file
 from windtunnel.files.document import own_document, value_of
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.questions.changing import nested
@@ -34,7 +34,9 @@ TRAINERS = {"fsdp": "fsdp", "megatron": "megatron", "archon": "torchtitan"}
 PROMPT = 150
 NOTHING: tuple[object, ...] = (None, False, [], "", "auto", 0)  # a setting that says nothing
 MOST_DEVICES = 1 << 20
-DEVICES = re.compile(r"list\(range\((?:(\d{1,7}),)?\s*(\d{1,7})\s*\)\)|(?:list\()?\[([\d,\s]+?),?\s*\]\)?")
+DEVICES = re.compile(r"list\(\s*range\((?P<range>[\d,\s]*)\)\s*\)|(?:list\(\s*)?\[(?P<list>[\d,\s]*)\]\s*\)?")
+DEVICES_REMEDY = "give them as list(range(0,8)) or [0, 1]"
+DEVICE = re.compile(r"\s*\d{1,7}\s*")
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?e[-+]?\d+", re.IGNORECASE)
 
 
@@ -64,7 +66,8 @@ def read_config(path: str) -> Imported:
         settings = _below(place, settings)
         name = _framework(settings)
     if name is not None:
-        return _imported(name, _table(name), settings, path)
+        with about_file(path):
+            return _imported(name, _table(name), settings, path)
     raise InputFileError(place, "is of no framework that is known", "give one of verl, NeMo RL, slime, ROLL, ...")
 
 
@@ -142,8 +145,10 @@ def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, obj
         numbers = [_factor(name, settings) for name in rule["any"]]
         return "yes" if any(isinstance(number, int | float) and number > 0 for number in numbers) else rule["else"]
     if "devices" in rule:
-        read.add(rule["devices"])
-        return _devices(settings.get(rule["devices"]))
+        devices = _devices(rule["devices"], settings.get(rule["devices"]))
+        if devices is not None:
+            read.add(rule["devices"])
+        return devices
     names = rule["key"] if isinstance(rule["key"], list) else [rule["key"]]
     if "only_if" in rule:
         read.update([rule["only_if"], *names])  # of no effect where that is off
@@ -187,17 +192,33 @@ def _factor(name: str | int, settings: Settings) -> object:
     return value_of(default) if found is None and default else found
 
 
-def _devices(value: object) -> list[int] | None:
-    """`list(range(0,16))`, `[0, 1]`, or a sum of such; None where it is none. Nothing is run."""
-    found: list[int] = []
+def _devices(name: str, value: object) -> list[int] | None:
+    """`list(range(0,16,2))`, `[0, 1]`, or a sum of such; None where it is no such thing. Nothing is run.
+
+    Raises SpecError for a list that names no GPU, or that Python would not read either.
+    """
+    if value in NOTHING:
+        return None
+    devices: list[int] = []
     for part in str(value).split("+"):
-        span = DEVICES.fullmatch(part.strip())
-        if span is None:
+        match = DEVICES.fullmatch(part.strip())
+        if match is None:
             return None
-        found += range(int(span[1] or 0), int(span[2])) if span[2] else [int(one) for one in span[3].split(",")]
-        if len(found) > MOST_DEVICES:
-            return None
-    return found
+        words = (match["list"] if match["range"] is None else match["range"]).split(",")
+        if not words[-1].strip():
+            words.pop()  # behind the last comma
+        numbers = [int(word) for word in words if DEVICE.fullmatch(word)]
+        steps = range(0)
+        if match["range"] is None:
+            devices += numbers
+        elif 1 <= len(numbers) <= 3 and numbers[2:] != [0]:
+            steps = range(*numbers)
+        if len(numbers) < len(words) or len(devices) + len(steps) > MOST_DEVICES:
+            raise SpecError(name, value, f"is no list of up to {MOST_DEVICES:,} GPUs: {DEVICES_REMEDY}")
+        devices += steps
+    if not devices:
+        raise SpecError(name, value, f"names no GPU: {DEVICES_REMEDY}")
+    return devices
 
 
 def _place(values: dict[str, object]) -> None:
