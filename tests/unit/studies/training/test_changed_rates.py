@@ -46,15 +46,15 @@ def test_a_slower_rate_makes_a_product_as_much_slower_once(tmp_path: Path, shape
     peak = parse_cluster("h100-sxm:8").gpu.peak_flops("bf16")
     for way, cluster in ways(tmp_path).items():
         assert cluster.gpu.peak_flops("bf16") == AFTER
-        assert gemm(cluster, shape).seconds / usual == pytest.approx(peak / AFTER, rel=1e-6), way
         experts = [
             sustained_grouped_gemm(kernel_costs(one.gpu), training_costs("hopper"), 8, *shape, "bf16").seconds
             for one in (parse_cluster("h100-sxm:8"), cluster)
         ]
-        assert experts[1] / experts[0] == pytest.approx(peak / AFTER, rel=1e-6), way
         attention = [kernel_costs(one.gpu).attention(1, 8192, 8192, 64, 8, 128).seconds
                      for one in (parse_cluster("h100-sxm:8"), cluster)]  # fmt: skip
-        assert attention[1] / attention[0] == pytest.approx(peak / AFTER, rel=1e-6), way
+        for before, after in ([usual, gemm(cluster, shape).seconds], experts, attention):
+            # A launch takes as long as before: less than two thousandths of these.
+            assert peak / AFTER * (1 - 2e-3) < after / before <= peak / AFTER * (1 + 1e-9), way
 
 
 def test_a_file_and_the_command_line_say_the_same(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _column(path: Path, name: str) -> Coded:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    places: dict[Any, int] = {}  # value -> its code, as they come
+    places: dict[object, int] = {}  # value -> its code, as they come
     codes = [np.zeros(0, np.int32)]
     for chunk in pq.ParquetFile(path, read_dictionary=[name]).read(columns=[name]).column(name).chunks:
         if isinstance(chunk, pa.DictionaryArray):

@@ -22,7 +22,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -124,12 +124,12 @@ def _stamp(path: Path) -> tuple[object, ...]:
     return (known.st_mtime_ns, known.st_size, *(_stamp(other) for other in beside if other.is_file()))
 
 
-def _without_literals(template: Callable[..., Any]) -> Callable[..., Any]:
+def _without_literals(template: Callable[..., object]) -> Callable[..., object]:
     """What asks for the compiled form of a function, so that a constant in a call makes no form of its own."""
 
-    plain: Any = types.unliteral  # numba has no types
+    plain = partial(types.unliteral)  # numba has no types
 
-    def of(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+    def of(args: tuple[object, ...], kws: dict[str, object]) -> object:
         return template(tuple(map(plain, args)), {name: plain(given) for name, given in kws.items()})
 
     return of

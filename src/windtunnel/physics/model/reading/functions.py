@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import takewhile
 from math import isqrt
-from typing import Any
 
 from windtunnel.physics.model.limits import LAYERS_MAX
 
 PRIME_MOST = 10**9
 
-OPERATIONS: dict[type, Callable[[Any, Any], object]] = {
+OPERATIONS: dict[type, Callable[..., object]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.Div: operator.truediv,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
@@ -22,14 +21,20 @@ OPERATIONS: dict[type, Callable[[Any, Any], object]] = {
 }  # fmt: skip
 
 
-def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> object:
+def _of_layer(value: object, i: int, key: str = "", default: object = None) -> object:
     """Layer `i`'s own of a list with one for each, or `key` of a mapping by layer; without key the value itself."""
     if isinstance(value, list):
         return value[i]
     if not key:
         return value
-    own = (value or {}).get(f"{i:02d}") or (value or {}).get(str(i)) or {}
+    own = _mapping(_mapping(value).get(f"{i:02d}") or _mapping(value).get(str(i)))
     return own.get(key, default)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if value and not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is no mapping")
+    return value or {}  # type: ignore[return-value]
 
 
 @cache
