@@ -32,9 +32,11 @@ def _of_layer(value: object, i: int, key: str = "", default: object = None) -> o
 
 
 def _mapping(value: object) -> Mapping[str, object]:
-    if value and not isinstance(value, Mapping):
+    if isinstance(value, Mapping):
+        return value
+    if value:
         raise TypeError(f"{value!r} is no mapping")
-    return value or {}  # type: ignore[return-value]
+    return {}
 
 
 @cache
