@@ -144,7 +144,12 @@ class Walk:
     def look(self, page: Page, name: str) -> None:
         """A screenshot, and what is wrong with the page and its frames."""
         page.wait_for_timeout(300)
+        size = page.viewport_size
+        assert size is not None
+        tall = page.evaluate("document.documentElement.scrollHeight")  # a frame below the window is not painted
+        page.set_viewport_size({"width": size["width"], "height": min(max(tall, size["height"]), 16_000)})
         page.screenshot(path=str(self.out / f"{name}.png"), full_page=True)
+        page.set_viewport_size(size)
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             self.wrong.append(f"{name}: wider than the window")
         for frame in page.frames:

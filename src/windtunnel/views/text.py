@@ -19,6 +19,8 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {  # of a column: the first t
     "s": ((172_800.0, "d"), (7200.0, "h"), (120.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns")),
     "B": ((2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (0.0, "B")),
 }
+# A column keeps one unit down to this part of its largest: sizes are powers of two, of which 0.062 GiB says too little.
+_LEAST = {"s": 2e-3, "B": 0.1}
 _SIZES = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "ns": 1e-9, "B": 1.0}  # of a unit, where that is not where it begins
 # From which length on, in which unit: as `format_time` has it.
 _TIME_UNITS = (
@@ -93,7 +95,7 @@ def scale_of(values: Sequence[float], unit: str) -> tuple[float, str]:
 
 
 def texts_of(figures: Sequence[Number | float | None], unit: str = "") -> list[str]:
-    """Figures that are compared: times and sizes in one unit, unless the least would then show as nothing."""
+    """Figures that are compared: times and sizes in one unit, unless the least would then say too little."""
     values = [figure.value if isinstance(figure, Number) else figure for figure in figures]
     units = {figure.unit if isinstance(figure, Number) else unit for figure in figures if figure is not None}
     known = [abs(value) for value in values if value is not None and math.isfinite(value)]
@@ -101,7 +103,7 @@ def texts_of(figures: Sequence[Number | float | None], unit: str = "") -> list[s
     if (
         only not in SCALES
         or len(known) < 2
-        or min((value for value in known if value), default=0.0) < 2e-3 * max(known)
+        or min((value for value in known if value), default=0.0) < _LEAST[only] * max(known)
     ):
         return [text_of(figure, unit) for figure in figures]
     size, name = scale_of(known, only)
