@@ -28,7 +28,7 @@ from starlette.testclient import TestClient
 from windtunnel.errors import InputFileError
 from windtunnel.faces.report.run_list import RunList
 from windtunnel.faces.ui.jobs import Job, JobList
-from windtunnel.faces.ui.server import UPLOAD_BYTES_MOST, application
+from windtunnel.faces.ui.server import FORM_BYTES_MOST, UPLOAD_BYTES_MOST, application
 from windtunnel.faces.ui.swept import PLANS
 
 HERE = "127.0.0.1:8765"
@@ -105,7 +105,7 @@ def test_names_of_dropped_files_are_never_markup(client: TestClient) -> None:
 def test_a_large_request_is_refused_before_it_is_read(client: TestClient) -> None:
     length = {"content-length": str(UPLOAD_BYTES_MOST + 1)}
     assert client.post("/uploads?name=a.json", content=b"x", headers=SAME | length).status_code == 413
-    parts = (bytes(1 << 16) for _ in range(1 << 16))
+    parts = (bytes(1 << 16) for _ in range(2 * FORM_BYTES_MOST >> 16))
     assert client.post("/keep", content=parts, headers=SAME).status_code == 413  # chunked: nobody knew how much comes
 
 
