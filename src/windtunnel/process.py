@@ -91,6 +91,28 @@ def terminated_is_an_end() -> Iterator[None]:
 
 
 @contextmanager
+def signals_after_a_fork() -> Iterator[None]:
+    """Whoever ends this process is heard behind the block: the exception would be lost in it.
+
+    Python runs hooks at a fork (those of `logging`, for one) and drops what they raise, and a signal that comes while
+    the kernel forks is handled in them. `Popen` with a `preexec_fn` forks like that.
+    """
+    received: list[int] = []
+    before: dict[int, Handler] = {}
+    with suppress(ValueError):  # not the main thread
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):  # a default ends the process whatever runs
+                before[number] = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
+
+
+@contextmanager
 def interrupts_later() -> Iterator[None]:
     """No interrupt is heard meanwhile, so that cleaning up comes to its end."""
     before: Handler = None

@@ -42,3 +42,23 @@ def test_children_that_are_still_starting_end_with_their_parent() -> None:
     while time.monotonic() < until and any(state_of(pid)[0] not in ("", "Z") for pid in children):
         time.sleep(0.01)
     assert [state_of(pid)[0] for pid in children if state_of(pid)[0] not in ("", "Z")] == []
+
+
+AT_A_FORK = """
+import os, signal, subprocess, sys
+from windtunnel.process import dying_with_parent, signals_after_a_fork, terminated_is_an_end
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.{name}))  # it comes while the kernel forks
+with terminated_is_an_end(), signals_after_a_fork():
+    child = subprocess.Popen([sys.executable, "-c", ""], preexec_fn=dying_with_parent())
+print("nobody heard it")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a child asks to end with its parent")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_comes_while_a_process_forks_is_heard(name: str) -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    words = [sys.executable, "-c", AT_A_FORK.format(name=name)]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONPATH": source}, text=True, timeout=60)
+    assert done.returncode == {"SIGINT": -signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}[name]
+    assert "nobody heard it" not in done.stdout

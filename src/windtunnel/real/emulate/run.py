@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.process import dying_with_parent, interrupts_later, terminated_is_an_end
+from windtunnel.process import dying_with_parent, interrupts_later, signals_after_a_fork, terminated_is_an_end
 from windtunnel.real.capture.processes import file_mailbox
 from windtunnel.real.capture.processes.leftovers import (
     FOLDER_VARIABLE,
@@ -150,13 +150,15 @@ class _Run:
                 environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
             environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler warns of what it cannot know
             for rank in self.asked.real:
-                self._processes[rank] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "windtunnel.real.emulate.rank", str(self.folder), str(rank)],
-                    start_new_session=True,
-                    preexec_fn=dying_with_parent(),
-                    env=environment,
-                    stdout=_STDERR if self.asked.aside else None,
-                )
+                words = [sys.executable, "-P", "-m", "windtunnel.real.emulate.rank", str(self.folder), str(rank)]
+                with signals_after_a_fork():
+                    self._processes[rank] = subprocess.Popen(
+                        words,
+                        start_new_session=True,
+                        preexec_fn=dying_with_parent(),
+                        env=environment,
+                        stdout=_STDERR if self.asked.aside else None,
+                    )
         except BaseException:
             self._close()
             raise

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.physics.step.result import Result
-from windtunnel.process import die_with_parent
+from windtunnel.process import die_with_parent, signals_after_a_fork
 from windtunnel.studies.planning.oracle import Layout, laid_out, memory_bytes, predict, step_ns
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ def working_ahead() -> Iterator[Exact]:
     from multiprocessing import Pipe
 
     ours, theirs = Pipe()
-    parent, child = os.getpid(), os.fork()
+    parent = os.getpid()
+    with signals_after_a_fork():
+        child = os.fork()
     if child == 0:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the searching process ends both

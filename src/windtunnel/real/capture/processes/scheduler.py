@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.process import dying_with_parent, interrupts_later, state_of
+from windtunnel.process import dying_with_parent, interrupts_later, signals_after_a_fork, state_of
 from windtunnel.real.capture.processes import file_mailbox, fork_server
 from windtunnel.real.capture.processes.leftovers import (
     CAPTURE_PREFIX,
@@ -127,15 +127,16 @@ class Workers:
         if self._hash_seed:
             environment["PYTHONHASHSEED"] = self._hash_seed
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", fork_server.__name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                start_new_session=True,
-                preexec_fn=dying_with_parent(signal.SIGTERM),  # while it loads PyTorch it hears nothing else
-                env=environment,
-            )
+            with signals_after_a_fork():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", fork_server.__name__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    start_new_session=True,
+                    preexec_fn=dying_with_parent(signal.SIGTERM),  # while it loads PyTorch it hears nothing else
+                    env=environment,
+                )
             self._keeper = Keeper(place)
             self._say({**self.settings, "folder": str(place)})
             loading = _Running(self._process.pid)
