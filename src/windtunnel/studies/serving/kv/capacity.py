@@ -146,9 +146,8 @@ def _compressed_pool(model: Model, pp: int) -> float:
         if not isinstance(attention, Compressed):
             return 0.0
         index = attention.index_dim if attention.index_heads else 0
-        entries = (
-            attention.ratio * attention.overlap / (attention.window or V4_PAGE)
-        )  # entries of a token: key and score, in 4 bytes
+        # Entries of a token: key and score, in 4 bytes.
+        entries = attention.ratio * attention.overlap / (attention.window or V4_PAGE)
         recent = V4_KEY + entries * 2.0 * attention.overlap * (attention.head_dim + index) * 4.0
         old = (V4_KEY + (V4_INDEX if index else 0)) / attention.ratio if attention.ratio else 0.0
         total += count / pp * (V4_WINDOW_SHARE * recent + old)
