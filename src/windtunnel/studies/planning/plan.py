@@ -124,11 +124,9 @@ def plan(
     assert isinstance(cluster, Cluster)
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
-    technique_words = chosen(texts("techniques", techniques))
-    if technique_words and (slow or mtbf_s is not None):
-        raise SpecError(
-            "techniques", ", ".join(technique_words), "are not predicted under --slow or --mtbf: leave one out"
-        )
+    trials = chosen(texts("techniques", techniques))
+    if trials and (slow or mtbf_s is not None):
+        raise SpecError("techniques", ", ".join(trials), "are not predicted under --slow or --mtbf: leave one out")
     top = parse_count(top, "top")
     if not 0.0 <= head_room < 1.0:
         raise SpecError("head_room", head_room, "give a share of the memory, such as 0.03")
@@ -204,7 +202,7 @@ def plan(
     searched_s = monotonic() - start_s
     attempts: Tried | None = None
     by_size = {size.n_gpus: size for size in sizes}
-    if technique_words:
+    if trials:
 
         def rewritten(finalist: Planned, words_of: tuple[str, ...]) -> Planned | None:
             cluster = by_size[finalist.n_gpus]
@@ -217,7 +215,7 @@ def plan(
         for gpus_of_it, (search, answer) in searches.items():
             if answer.found and constraints.get("zero_stage") is None:
                 finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price)
-        attempts = try_techniques(best_first(finalists, objective), technique_words, rewritten)
+        attempts = try_techniques(best_first(finalists, objective), trials, rewritten)
         ranked = best_first([*plans, *attempts.found], objective)
     main = next(
         (answer for hardware, answer in answers if ranked and hardware.n_gpus == ranked[0].n_gpus), answers[0][1]

@@ -192,10 +192,7 @@ class Search:
             left = min(left, self.bounds.peak_ns(unlisted.layout))
         gap = 0.0
         if not proven or not answers:
-            others = sorted(
-                (candidate for candidate in best.values() if candidate not in answers),
-                key=lambda candidate: candidate.score_ns,
-            )
+            others = sorted((plan for plan in best.values() if plan not in answers), key=lambda plan: plan.score_ns)
             answers = [*answers, *others][:top]
             if not proven:
                 gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
@@ -307,10 +304,10 @@ class Search:
 
     def _take(self, node: Node, best: dict[tuple[object, ...], Found]) -> None:
         """Look at a node, and remember the best plan of each kind."""
-        for candidate in self._looked_at(node):
-            key = _kind(self.space, candidate.layout)
-            if key not in best or candidate.score_ns < best[key].score_ns:
-                best[key] = candidate
+        for plan in self._looked_at(node):
+            key = _kind(self.space, plan.layout)
+            if key not in best or plan.score_ns < best[key].score_ns:
+                best[key] = plan
 
     def _deep(self, best: dict[tuple[object, ...], Found], ends: float) -> None:
         """Nodes that are furthest along come first, for what time is left: some answer is better than a bound alone."""
@@ -326,7 +323,7 @@ class Search:
             _, node = heapq.heappop(order)
             if node.key < least:
                 self._take(node, best)
-                least = min((candidate.score_ns for candidate in best.values()), default=inf)
+                least = min((plan.score_ns for plan in best.values()), default=inf)
             else:
                 aside.append(node)
             waiting, self._heap = self._heap, []
@@ -460,14 +457,12 @@ class Search:
         self._shortest_s = min(self._shortest_s, monotonic() - start)
         self.counts.replayed += 1
         assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
-        candidate = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
+        plan = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
         if self.told is not None:
             self.told(node.layout, replay)
         self._number += 1
-        heapq.heappush(
-            self._heap, Node(candidate.score_ns, REPLAYED, self._number, node.layout, node.saving, candidate)
-        )
-        yield candidate
+        heapq.heappush(self._heap, Node(plan.score_ns, REPLAYED, self._number, node.layout, node.saving, plan))
+        yield plan
 
 
 def _kind(space: Space, layout: Layout) -> tuple[object, ...]:

@@ -113,17 +113,11 @@ def families(space: Space) -> Iterator[Family]:
     """
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     shapes = list(_shapes(space))
-    large = (
-        sum(prod(map(len, options.values())) * len(pipeline_options) for _, options, pipeline_options in shapes)
-        > FLAT_MOST
-    )
+    large = sum(prod(map(len, options.values())) * len(ways) for _, options, ways in shapes) > FLAT_MOST
     shapes.sort(key=lambda shape: (shape[0]["tp"] > space.cluster.gpus_in_domain, shape[0]["cp"]))
-    for fields, pipeline_options in _candidates(shapes):
-        together = [
-            [each for each in pipeline_options if each[1] == name]
-            for name in dict.fromkeys(name for _, name, _ in pipeline_options)
-        ]
-        for several in together if large else [[each] for each in pipeline_options]:
+    for fields, ways in _candidates(shapes):
+        together = [[each for each in ways if each[1] == name] for name in dict.fromkeys(name for _, name, _ in ways)]
+        for several in together if large else [[each] for each in ways]:
             family = _family(space, base, fields, several)
             if family is not None:
                 yield family
@@ -196,8 +190,8 @@ def _check_placed(space: Space, layout: Layout) -> None:
 def first_refusal(space: Space) -> UserError | None:
     """Why the first structure that was refused was refused, or the fields that are given alone; None if neither was."""
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
-    for fields, pipeline_options in _candidates(_shapes(space)):
-        for pipeline in pipeline_options:
+    for fields, ways in _candidates(_shapes(space)):
+        for pipeline in ways:
             try:
                 layout = laid_out(space.model, space.cluster, base.with_fields({**fields, **_named(pipeline)}))
                 if space.mixed is not None:
@@ -220,9 +214,9 @@ Shape = tuple[dict[str, int], dict[str, tuple[object, ...]], tuple[Pipeline, ...
 
 def _candidates(shapes: Iterable[Shape]) -> Iterator[tuple[dict[str, object], tuple[Pipeline, ...]]]:
     """Fields of structures but how layers lie on stages, and all that this may be."""
-    for degrees, options, pipeline_options in shapes:
+    for degrees, options, ways in shapes:
         for chosen in product(*options.values()):
-            yield {**degrees, **dict(zip(options, chosen, strict=True))}, pipeline_options
+            yield {**degrees, **dict(zip(options, chosen, strict=True))}, ways
 
 
 def _shapes(space: Space) -> Iterator[Shape]:
@@ -256,8 +250,8 @@ def _shapes(space: Space) -> Iterator[Shape]:
             "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
             "compile": space.values("compile", has.compile),
         }
-        pipeline_options = pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types)
-        yield {"tp": tp, "pp": pp, "cp": cp}, options, pipeline_options
+        ways = pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types)
+        yield {"tp": tp, "pp": pp, "cp": cp}, options, ways
 
 
 def _interleaving(space: Space, pp: int) -> Features:
