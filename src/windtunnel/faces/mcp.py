@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
     from mcp.types import CallToolRequestParams
 
-TOOLS = {verb.replace(" ", "_"): verb for verb, one in QUESTIONS.items() if one.pure}
+TOOLS = {verb.replace(" ", "_"): verb for verb, row in QUESTIONS.items() if row.pure}
 LONGEST = 1_000_000  # characters of one call's arguments
 PARTS = re.compile(r"[,=:;\s]+")  # between which a text may name a file
 
 
 def descriptions() -> list[dict[str, object]]:
     """Name, text and input schema of each tool."""
-    found: list[dict[str, object]] = []
+    tools: list[dict[str, object]] = []
     for name, verb in TOOLS.items():
         takes = schema(verb)
         takes["properties"].pop("question")
@@ -37,8 +37,8 @@ def descriptions() -> list[dict[str, object]]:
         shown = _plain_schema(takes)
         assert isinstance(shown, dict)
         shown["$defs"] = _in_use(shown)
-        found.append({"name": name, "description": QUESTIONS[verb].text, "inputSchema": shown})
-    return found
+        tools.append({"name": name, "description": QUESTIONS[verb].text, "inputSchema": shown})
+    return tools
 
 
 def _in_a_word(part: Mapping[str, object]) -> Mapping[str, object]:
@@ -47,8 +47,8 @@ def _in_a_word(part: Mapping[str, object]) -> Mapping[str, object]:
     if not isinstance(kinds, list) or kinds[0].get("type") != ["string", "number"]:
         return part
     whole = kinds[1]
-    said = f"{whole.get('description', '')} Fields: {', '.join(whole['properties'])}."
-    return {"type": ["string", "number", "object"], "description": said.strip()}
+    text = f"{whole.get('description', '')} Fields: {', '.join(whole['properties'])}."
+    return {"type": ["string", "number", "object"], "description": text.strip()}
 
 
 def _plain_schema(schema: object, *, names: bool = False) -> object:
@@ -113,8 +113,8 @@ def _document(question: Question) -> Mapping[str, object]:
         from windtunnel.studies.predict import answer_at_first
 
         return brief(to_document(answer_at_first(question)[1]()))
-    found = run(question)
-    document: Mapping[str, object] = found if isinstance(found, dict) else found.to_dict()
+    answer = run(question)
+    document: Mapping[str, object] = answer if isinstance(answer, dict) else answer.to_dict()
     return document
 
 

@@ -25,10 +25,10 @@ def path_of(path: object, remedy: str = READABLE) -> Path:
     """The path that a user gives. Raises SpecError for what is none, InputFileError for names that no file can have."""
     if not isinstance(path, str | os.PathLike):
         raise SpecError("file", path, remedy)
-    found = Path(path)
-    if any(len(name) > NAME_MOST for name in found.parts):
-        raise InputFileError(str(found)[:80] + "...", "has a name too long for a file", remedy)
-    return found
+    file_path = Path(path)
+    if any(len(name) > NAME_MOST for name in file_path.parts):
+        raise InputFileError(str(file_path)[:80] + "...", "has a name too long for a file", remedy)
+    return file_path
 
 
 def read_bytes(path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST) -> bytes:

@@ -89,8 +89,8 @@ def own_document(text: str) -> dict[str, Any]:
     """What a data file of this package says: nothing is wrong in it."""
     import yaml
 
-    found: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return found
+    document: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return document
 
 
 def value_of(text: str) -> object:
@@ -118,7 +118,7 @@ def to_yaml_rows(data: object, number: Callable[[float], str]) -> str:
         """Lists of numbers in one line each."""
 
     def represent_list(dumper: yaml.SafeDumper, value: list[object]) -> object:
-        is_row = all(isinstance(one, (int, float)) for one in value)
+        is_row = all(isinstance(part, (int, float)) for part in value)
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_row)
 
     def represent_float(dumper: yaml.SafeDumper, value: float) -> object:
@@ -150,11 +150,11 @@ def _json(text: str, *, infinite: bool = False) -> object:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for at, key in enumerate(keys) if key in keys[:at])!r} is given twice")
-    return found
+    return mapping
 
 
 def _require_few(text: str, path: str | os.PathLike[str]) -> None:
@@ -200,7 +200,7 @@ def _yaml_documents(
     _require_few(text, path)
     kind = "BaseLoader" if as_text else "SafeLoader"
     fast = (own or len(text) > LONG_TEXT) and getattr(yaml, f"C{kind}", None)
-    found, count = [], 0
+    documents, count = [], 0
     try:
         if len(text) > LONG_TEXT:
             _require_bounded(text, path, fast or getattr(yaml, kind))
@@ -212,8 +212,8 @@ def _yaml_documents(
                 if count > VALUES_MOST:
                     problem = f"stands for more than {VALUES_MOST:,} values with its aliases written out"
                     raise InputFileError(path, problem, "write less")
-                made = _texts if as_text else loader.construct_document
-                found.append(None if node is None else made(node))
+                construct = _texts if as_text else loader.construct_document
+                documents.append(None if node is None else construct(node))
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -225,7 +225,7 @@ def _yaml_documents(
         raise InputFileError(path, f"is not YAML ({' '.join(str(error).split())})", remedy) from None
     except RecursionError:
         raise InputFileError(path, f"is nested deeper than {DEPTH_MOST}", remedy) from None
-    return found
+    return documents
 
 
 def _require_bounded(text: str, path: str | os.PathLike[str], loader: type[yaml.SafeLoader]) -> None:
@@ -259,10 +259,10 @@ class _Checked:
     def count(self, node: yaml.Node, depth: int) -> int:
         """Raises InputFileError for what is no plain data."""
         if id(node) in self.counts:
-            known = self.counts[id(node)]
-            if known is None:
+            number = self.counts[id(node)]
+            if number is None:
                 self.refuse(node, "an alias refers to what it is part of", "write it out")
-            return known
+            return number
         if depth > DEPTH_MOST:
             self.refuse(node, f"is nested deeper than {DEPTH_MOST}", "write it flatter")
         self.counts[id(node)] = None

@@ -29,12 +29,12 @@ class Tables:
 
     def rows(self, table: str, columns: tuple[str, ...], order: str) -> Iterator[tuple[Any, ...]]:
         """Columns of a table in the order of one of them. Raises InputFileError where one is missing."""
-        known = self.columns(table) if table in self.names else set()
-        missing = [word for word in (*columns, order) if word not in known]
+        present = self.columns(table) if table in self.names else set()
+        missing = [word for word in (*columns, order) if word not in present]
         if missing:
             raise InputFileError(self.path, f"has no {table}.{missing[0]}", "export it again with a newer program")
-        named = ", ".join(f'"{column}"' for column in columns)
-        cursor = self.connection.execute(f'SELECT {named} FROM "{table}" ORDER BY "{order}" LIMIT {ROWS_MOST}')
+        selection = ", ".join(f'"{column}"' for column in columns)
+        cursor = self.connection.execute(f'SELECT {selection} FROM "{table}" ORDER BY "{order}" LIMIT {ROWS_MOST}')
         yield from cursor
 
 

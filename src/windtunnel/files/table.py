@@ -97,11 +97,11 @@ class Table:
 
     def only(self, rows: NDArray[np.int64]) -> Table:
         """These rows."""
-        taken = {
+        columns = {
             key: [values[row] for row in rows.tolist()] if isinstance(values, list) else values.take(rows)
             for key, values in self.columns.items()
         }
-        return Table(self.source, taken, self.line[rows])
+        return Table(self.source, columns, self.line[rows])
 
 
 def number_of(text: str) -> float:

@@ -21,12 +21,12 @@ def changed(question: Asked, changes: Mapping[str, object]) -> Asked:
     SpecError that names the path as it is given.
     """
     data = plain(question)
-    given = set_paths(data, type(question), changes)
+    paths = set_paths(data, type(question), changes)
     try:
-        found: Asked = read(data)
+        changed_question: Asked = read(data)
     except SpecError as error:
-        raise SpecError(as_given(error.field, given), error.value, error.remedy) from None
-    return found
+        raise SpecError(as_given(error.field, paths), error.value, error.remedy) from None
+    return changed_question
 
 
 def set_paths(data: dict[str, Any], kind: type, changes: Mapping[str, object]) -> dict[str, str]:
@@ -36,22 +36,22 @@ def set_paths(data: dict[str, Any], kind: type, changes: Mapping[str, object]) -
 
 def nested(inputs: Mapping[str, object]) -> dict[str, object]:
     """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
-    found: dict[str, object] = {}
+    tree: dict[str, object] = {}
     for name, value in deepcopy(dict(inputs)).items():  # what is written into here may be shared
         *outer, last = name.split(".")
-        inside = found
+        inside = tree
         for part in outer:
             below = inside.setdefault(part, {})
             if not isinstance(below, dict):
                 raise SpecError(name, value, f"{part} is already given as a whole")
             inside = below
         inside[last] = value
-    return found
+    return tree
 
 
-def as_given(path: str, given: Mapping[str, str]) -> str:
-    """A path, as `given` has it or one that it lies in."""
-    return next((named for whole, named in given.items() if f"{path}.".startswith(f"{whole}.")), path)
+def as_given(path: str, paths: Mapping[str, str]) -> str:
+    """A path, as `paths` has it or one that it lies in."""
+    return next((setting for whole, setting in paths.items() if f"{path}.".startswith(f"{whole}.")), path)
 
 
 def _set(data: dict[str, Any], part: type, path: str, value: object) -> list[str]:
@@ -67,7 +67,7 @@ def _set(data: dict[str, Any], part: type, path: str, value: object) -> list[str
     outer, inside = part, data
     walked: list[str] = []
     while True:
-        field = next((one for one in fields_of(outer) if one.path == key_names(outer).get(head)), None)
+        field = next((field for field in fields_of(outer) if field.path == key_names(outer).get(head)), None)
         if field is None:
             raise SpecError(path, value, unknown(outer, head, ".".join(walked) + "." if walked else ""))
         walked.append(field.path)

@@ -83,40 +83,40 @@ def key_names(part: type) -> dict[str, str]:
     return {name: field.path for field in fields_of(part) for name in (field.path, *field.about.names)}
 
 
-def pick(members: tuple[type, ...], given: Mapping[str, object], path: str = "") -> type:
+def pick(members: tuple[type, ...], mapping: Mapping[str, object], path: str = "") -> type:
     """The member that these keys mean.
 
     Raises SpecError for a key that has no meaning beside another one, and says whose it is; `path` goes before it.
     """
     prefix = path + "." if path else ""
-    if "kind" in given:
+    if "kind" in mapping:
         for member in members:
-            if kind_of(member) == given["kind"]:
+            if kind_of(member) == mapping["kind"]:
                 return member
         kinds = ", ".join(map(kind_of, members))
-        raise SpecError(f"{prefix}kind", given["kind"], f"use one of {kinds}")
-    keys = set(given)
-    known = {member: set(key_names(member)) for member in members}
+        raise SpecError(f"{prefix}kind", mapping["kind"], f"use one of {kinds}")
+    keys = set(mapping)
+    keys_of = {member: set(key_names(member)) for member in members}
     needed = {
         member: {f.name for f in fields(member) if f.default is MISSING and f.default_factory is MISSING}
         for member in members
     }
-    able = [member for member in members if keys <= known[member]]
+    able = [member for member in members if keys <= keys_of[member]]
     complete = [member for member in able if needed[member] <= {key_names(member)[key] for key in keys}]
     if complete:
-        return min(complete, key=lambda member: len(known[member]))
+        return min(complete, key=lambda member: len(keys_of[member]))
     if able:
         return able[0]  # what it lacks is said when it is read
-    likely = max(members, key=lambda member: (len(needed[member] & keys), len(known[member] & keys)))
-    odd = next(key for key in given if key not in known[likely])
-    homes = [member for member in members if odd in known[member]]
+    likely = max(members, key=lambda member: (len(needed[member] & keys), len(keys_of[member] & keys)))
+    odd = next(key for key in mapping if key not in keys_of[likely])
+    homes = [member for member in members if odd in keys_of[member]]
     if not homes:
-        everything = sorted({field for member in members for field in known[member]})
-        raise SpecError(prefix + odd, given[odd], _unknown_key(odd, everything))
-    beside = next(key for key in given if key in known[likely] and key not in known[homes[0]])
+        everything = sorted({field for member in members for field in keys_of[member]})
+        raise SpecError(prefix + odd, mapping[odd], _unknown_key(odd, everything))
+    beside = next(key for key in mapping if key in keys_of[likely] and key not in keys_of[homes[0]])
     owner = phrase_of(homes[0])
     remedy = f"has no meaning beside {beside}: it belongs to {owner}; leave one of them out"
-    raise SpecError(prefix + odd, given[odd], remedy)
+    raise SpecError(prefix + odd, mapping[odd], remedy)
 
 
 def _unknown_key(key: str, names: list[str]) -> str:
@@ -133,5 +133,5 @@ def unknown(part: type, key: str, prefix: str) -> str:
     if near:
         return f"is not known; did you mean {prefix}{near[0]}?"
     other = {field: [key for key in names if key != field and names[key] == field] for field in names.values()}
-    known = (f"{field} ({', '.join(keys)})" if keys else field for field, keys in other.items())
-    return f"is not known; known are {', '.join(known)}"
+    phrases = (f"{field} ({', '.join(keys)})" if keys else field for field, keys in other.items())
+    return f"is not known; known are {', '.join(phrases)}"

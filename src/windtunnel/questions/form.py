@@ -41,8 +41,8 @@ class Input:
     def label(self) -> str:
         """What it is called: the last word of its path, or of the part that it names or chooses."""
         outer, _, last = self.name.rpartition(".")
-        named = outer.rpartition(".")[2] if last in ("base", "kind") else last
-        return ("kind of " * (last == "kind") + named).replace("_", " ")
+        word = outer.rpartition(".")[2] if last in ("base", "kind") else last
+        return ("kind of " * (last == "kind") + word).replace("_", " ")
 
     @property
     def chooser(self) -> str:
@@ -71,13 +71,13 @@ def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, .
             own: dict[str, Input] = {}  # a field that several members have stands once
             for member in field.members:
                 inside = value if value and kind_of(member) == stated else {}
-                for one in _inputs(member, inside, field.path + ".", (kind_of(member),)):
-                    other = own.get(one.name)
+                for entry in _inputs(member, inside, field.path + ".", (kind_of(member),)):
+                    other = own.get(entry.name)
                     if other is not None:
-                        one = replace(one, value=one.value or other.value, when=other.when + one.when)
-                    own[one.name] = one
+                        entry = replace(entry, value=entry.value or other.value, when=other.when + entry.when)
+                    own[entry.name] = entry
             first = kinds[0] if field.required else kind_of(field.default) if field.default is not None else ""
-            group = about.group or next((one.group for one in own.values()), "")
+            group = about.group or next((entry.group for entry in own.values()), "")
             name = f"{field.path}.kind"
             phrases = tuple(phrase_of(member).partition(" (--")[0] for member in field.members)
             yield Input(
@@ -90,13 +90,13 @@ def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, .
             yield from own.values()
         elif field.parts:
             inside = value if isinstance(value, Mapping) else {} if value is None else {word_of(field.type): value}
-            for one in _inputs(field.type, inside, field.path + ".", when):
+            for entry in _inputs(field.type, inside, field.path + ".", when):
                 if about.inside:
-                    yield one
-                elif one.name == f"{field.path}.{word_of(field.type)}":
-                    yield replace(one, help=about.text or one.help, group=about.group)
+                    yield entry
+                elif entry.name == f"{field.path}.{word_of(field.type)}":
+                    yield replace(entry, help=about.text or entry.help, group=about.group)
                 else:  # numbers of what the word names
-                    yield replace(one, group=f"Numbers of the {field.name}".replace("_", " "), rare=True)
+                    yield replace(entry, group=f"Numbers of the {field.name}".replace("_", " "), rare=True)
         else:
             yield Input(
                 name=field.path,
@@ -140,13 +140,13 @@ def _text(field: Field, value: Any) -> str:
 
 def of_form(verb: str, texts: Mapping[str, str]) -> Question:
     """The question that a form's texts ask; an empty text is the default. Raises SpecError by the name in the form."""
-    known = {one.name: one for one in inputs(verb)}
+    fields = {field.name: field for field in inputs(verb)}
     stated: dict[str, object] = {}
     for name, text in texts.items():
-        if name not in known:
+        if name not in fields:
             raise SpecError(name, text, "is no field of this form")
-        field = known[name]
-        if not text or (field.when and texts.get(f"{_union_of(known, field)}.kind") not in field.when):
+        field = fields[name]
+        if not text or (field.when and texts.get(f"{_union_of(fields, field)}.kind") not in field.when):
             continue
         stated[name] = value_of(field, text)
     question: Question = read({"question": verb, **nested(stated)})

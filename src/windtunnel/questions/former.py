@@ -65,25 +65,25 @@ def _of_several(words: Sequence[str]) -> list[str]:
         for flag in ("--show", "--collectives"):
             parts = [word.partition("=") for word in rest]
             if flag in [name for name, _, _ in parts]:
-                kept = [value if name == flag else name + equals + value for name, equals, value in parts]
-                return [*verb, flag.removeprefix("--"), *filter(None, kept)]
+                remaining = [value if name == flag else name + equals + value for name, equals, value in parts]
+                return [*verb, flag.removeprefix("--"), *filter(None, remaining)]
         return [*verb, "device", *rest]
     return list(words)
 
 
 def _of_runs(rest: list[str]) -> list[str]:
-    found: dict[str, list[str]] = {"--tag": [], "--delete": []}
+    by_flag: dict[str, list[str]] = {"--tag": [], "--delete": []}
     others: list[str] = []
     while rest:
         name, equals, value = rest.pop(0).partition("=")
-        if name in found:
-            found[name].append(value if equals else rest.pop(0) if rest else "")
+        if name in by_flag:
+            by_flag[name].append(value if equals else rest.pop(0) if rest else "")
         else:
             others.append(name + equals + value)
-    if found["--delete"] or "--yes" in others:
-        return ["runs", "delete", *others, "--", *found["--delete"], *found["--tag"]]
-    if found["--tag"]:
-        return ["runs", "tag", *others, "--", *found["--tag"]]
+    if by_flag["--delete"] or "--yes" in others:
+        return ["runs", "delete", *others, "--", *by_flag["--delete"], *by_flag["--tag"]]
+    if by_flag["--tag"]:
+        return ["runs", "tag", *others, "--", *by_flag["--tag"]]
     return ["runs", "list", *others]
 
 
@@ -127,27 +127,27 @@ def _parsed(words: list[str]) -> tuple[list[str], list[str], Flags]:
 
 
 def _written(flags: Flags) -> list[str]:
-    found: list[str] = []
+    words: list[str] = []
     for name, value in flags:
         if value is not None and value.startswith("-"):
-            found.append(f"{name}={value}")
+            words.append(f"{name}={value}")
         else:
-            found += [name] if value is None else [name, value]
-    return found
+            words += [name] if value is None else [name, value]
+    return words
 
 
 def _renamed(flags: Flags) -> Flags:
-    found: Flags = []
+    renamed_flags: Flags = []
     for name, value in flags:
         if name == "--slo" and value is not None and "=" in value:
             for part in value.split(","):
                 limit, _, most = part.partition("=")
-                found.append((f"--{limit.strip().lower()}", most.strip()))
+                renamed_flags.append((f"--{limit.strip().lower()}", most.strip()))
         elif name == "--requests" and value is not None and not value.isdigit() and not _is_number(value):
-            found.append(("--workload", value))
+            renamed_flags.append(("--workload", value))
         else:
-            found.append((RENAMED.get(name, name), value))
-    return found
+            renamed_flags.append((RENAMED.get(name, name), value))
+    return renamed_flags
 
 
 def _is_number(text: str) -> bool:

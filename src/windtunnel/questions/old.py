@@ -40,11 +40,11 @@ GONE: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> where it 
 
 def renamed(verb: str, words: Sequence[str]) -> list[str]:
     """The words of a verb with the names that flags have today. Raises SpecError on one that went elsewhere."""
-    names, gone = RENAMED.get(verb, {}), GONE.get(verb, {})
+    names, elsewhere = RENAMED.get(verb, {}), GONE.get(verb, {})
     for word in words:
         name = word.partition("=")[0]
-        if name in gone:
-            raise UserError(f"{name}: {gone[name]}")
+        if name in elsewhere:
+            raise UserError(f"{name}: {elsewhere[name]}")
     parts = [(word, *word.partition("=")) for word in words]
     return [names[name] + equals + value if name in names else word for word, name, equals, value in parts]
 
@@ -67,9 +67,9 @@ def question_of_command(line: str) -> Question:
         program, words = "", []
     words = former.renewed(words)
     for verb in sorted(QUESTIONS, key=len, reverse=True):  # `serve plan` before `serve`
-        named = verb.split()
-        if program == "windtunnel" and words[: len(named)] == named:
-            return _asked(verb, renamed(verb, words[len(named) :]))
+        parts = verb.split()
+        if program == "windtunnel" and words[: len(parts)] == parts:
+            return _asked(verb, renamed(verb, words[len(parts) :]))
     raise UserError("it does not say by which question it was made")
 
 

@@ -26,8 +26,8 @@ def plain(question: Question) -> dict[str, Any]:
 def plain_part(part: object) -> dict[str, Any]:
     """The fields of a part that do not hold their defaults, as JSON data; the `kind` of a member of a union always."""
     values = ((field, getattr(part, field.path)) for field in fields_of(type(part)))
-    kept = {field.path: _plain_value(value, field) for field, value in values if _is_stated(field, value)}
-    return kept
+    part_data = {field.path: _plain_value(value, field) for field, value in values if _is_stated(field, value)}
+    return part_data
 
 
 def _is_stated(field: Field, value: object) -> bool:
@@ -78,11 +78,11 @@ def read(data: Mapping[str, object], where: str | None = None, verb: str | None 
     """
     if not isinstance(data, Mapping):
         raise SpecError("question", data, "give a mapping of its fields", where)
-    asked, _, version = str(data.get("question", verb or "")).partition("/")
-    kind, latest = question_class(asked), QUESTIONS[asked].version
+    name, _, version = str(data.get("question", verb or "")).partition("/")
+    kind, latest = question_class(name), QUESTIONS[name].version
     if version and version != str(latest):
         newer = version.isascii() and version.isdigit() and int(version) > latest
-        remedy = "it was written by a newer windtunnel: take that one" if newer else f"write {asked}/{latest}"
+        remedy = "it was written by a newer windtunnel: take that one" if newer else f"write {name}/{latest}"
         raise SpecError("question", data["question"], remedy, where)
     return read_part(kind, {key: value for key, value in data.items() if key != "question"}, where)
 
@@ -92,15 +92,15 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     from pydantic import ValidationError
 
     try:
-        settled = _settled(kind, data, field)
-        text = json.dumps(settled, allow_nan=False)
+        plain_data = _settled(kind, data, field)
+        text = json.dumps(plain_data, allow_nan=False)
         part = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise _spec_error(error, kind, where) from None
     except SpecError as error:
         raise SpecError(error.field, error.value, error.remedy, where) from None
     except (TypeError, ValueError):
-        path, value = _unwritable(settled)
+        path, value = _unwritable(plain_data)
         raise SpecError(path, value, "give a number, text, a list or a mapping", where) from None
     return part
 
@@ -116,13 +116,13 @@ def _settled(part: type, data: object, path: str) -> dict[str, object]:
         if word is None or isinstance(data, list | tuple | None):
             raise SpecError(path or part.__name__.lower(), data, "give a mapping of `key: value` lines")
         return {word: data}
-    names, known = key_names(part), {field.path: field for field in fields_of(part)}
-    settled: dict[str, object] = {}
+    names, field_of = key_names(part), {field.path: field for field in fields_of(part)}
+    plain_data: dict[str, object] = {}
     for key, value in data.items():
         if key not in names:
             raise SpecError(f"{prefix}{key}", value, unknown(part, str(key), prefix))
-        field = known[names[key]]
-        if field.path in settled:
+        field = field_of[names[key]]
+        if field.path in plain_data:
             raise SpecError(f"{prefix}{key}", value, f"is given as {field.path} as well: leave one of them out")
         if value == {} and field.optional:
             value = None  # a part of which nothing is said
@@ -134,11 +134,11 @@ def _settled(part: type, data: object, path: str) -> dict[str, object]:
                 if not isinstance(value, Mapping):
                     raise SpecError(prefix + field.path, value, "give a mapping of `key: value` lines")
                 member = pick(field.members, value, prefix + field.path)
-                value = {inner: given for inner, given in value.items() if inner != "kind"}
+                value = {inner: entry for inner, entry in value.items() if inner != "kind"}
             value = _settled(member, value, prefix + field.path)
             value = {kind_of(member): value} if field.members else value
-        settled[field.path] = value
-    return settled
+        plain_data[field.path] = value
+    return plain_data
 
 
 def _spec_error(error: ValidationError, kind: type, where: str | None) -> SpecError:
@@ -146,7 +146,7 @@ def _spec_error(error: ValidationError, kind: type, where: str | None) -> SpecEr
     path = _path(kind, first["loc"])
     cause = (first.get("ctx") or {}).get("error")
     if first["type"] == "missing":
-        field = next((one for one in walk(kind) if one.path == path), None)
+        field = next((field for field in walk(kind) if field.path == path), None)
         members = " or ".join(phrase_of(member) for member in field.members) if field is not None else ""
         return SpecError(path, None, f"give {members}" if members else "it is needed", where)
     return SpecError(path, first["input"], str(cause) if isinstance(cause, ValueError) else remedy_of(first), where)
@@ -158,9 +158,11 @@ def _path(part: type, place: tuple[int | str, ...]) -> str:
     outer: type | None = part
     rest = list(place)
     while rest and outer is not None:
-        field = next(one for one in fields_of(outer) if one.path == rest[0])
+        field = next(field for field in fields_of(outer) if field.path == rest[0])
         path.append(str(rest.pop(0)))
-        outer = next((one for one in field.parts if not field.members or (rest and kind_of(one) == rest[0])), None)
+        outer = next(
+            (member for member in field.parts if not field.members or (rest and kind_of(member) == rest[0])), None
+        )
         if field.members and rest:
             rest.pop(0)
     return ".".join([*path, *(str(word) for word in rest if isinstance(word, int) or word.isidentifier())])
@@ -179,10 +181,10 @@ def _unwritable(value: object, path: str = "") -> tuple[str, object]:
 
 def schema(verb: str) -> dict[str, Any]:
     """JSON schema of a verb's question, as `read` takes it."""
-    found = _adapter(question_class(verb)).json_schema()
+    document = _adapter(question_class(verb)).json_schema()
     for part in (part for field in walk(question_class(verb)) for part in field.parts if word_of(part)):
-        inner = found["$defs"][part.__name__]
+        inner = document["$defs"][part.__name__]
         if "anyOf" not in inner:
-            found["$defs"][part.__name__] = {"anyOf": [{"type": ["string", "number"]}, inner]}
-    found["properties"] = {"question": {"const": f"{verb}/{QUESTIONS[verb].version}"}, **found["properties"]}
-    return found
+            document["$defs"][part.__name__] = {"anyOf": [{"type": ["string", "number"]}, inner]}
+    document["properties"] = {"question": {"const": f"{verb}/{QUESTIONS[verb].version}"}, **document["properties"]}
+    return document

@@ -26,16 +26,16 @@ def plain(value: object) -> Plain:
         out = getattr(value, "JSON_LEAVES_OUT", ())
         return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.name not in out}
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(entry) for name, entry in value.items()}
     assert isinstance(value, Sequence), f"{type(value).__name__} has no form in JSON"
-    return [plain(one) for one in value]
+    return [plain(entry) for entry in value]
 
 
 def plain_fields(answer: object) -> dict[str, Plain]:
     """The same of an answer, a dataclass."""
-    found = plain(answer)
-    assert isinstance(found, dict)
-    return found
+    mapping = plain(answer)
+    assert isinstance(mapping, dict)
+    return mapping
 
 
 def check_figures(answer: object, *, unbounded: Sequence[str] = ()) -> None:
@@ -70,12 +70,12 @@ def texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:
 def _is(value: object, kind: object) -> bool:
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(_is(value, one) for one in inside)
+        return any(_is(value, member) for member in inside)
     if origin is Literal:
         return isinstance(value, str) and value in inside
     if origin in (Sequence, tuple):
         several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return several and all(_is(one, inside[0]) for one in value)  # type: ignore[attr-defined]
+        return several and all(_is(element, inside[0]) for element in value)  # type: ignore[attr-defined]
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if kind is bool:
@@ -86,7 +86,7 @@ def _is(value: object, kind: object) -> bool:
 
 def _words(kind: object) -> str:
     if get_origin(kind) in (Union, UnionType):
-        return " or ".join(_words(one) for one in get_args(kind) if one is not type(None))
+        return " or ".join(_words(member) for member in get_args(kind) if member is not type(None))
     if get_origin(kind) is Literal:
         return " or ".join(get_args(kind))
     if get_origin(kind) in (Sequence, tuple):

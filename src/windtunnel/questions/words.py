@@ -35,7 +35,7 @@ def flag_fields(question: type) -> Mapping[str, tuple[Field, ...]]:
 
 @cache
 def _flag_fields(question: type) -> Mapping[str, tuple[Field, ...]]:
-    found: dict[str, tuple[Field, ...]] = {}
+    flags: dict[str, tuple[Field, ...]] = {}
 
     def add(part: type, prefix: str) -> None:
         for field in fields_of(part, prefix):
@@ -44,10 +44,10 @@ def _flag_fields(question: type) -> Mapping[str, tuple[Field, ...]]:
                     add(inner, field.path + ".")
             else:
                 name = field.about.flag or field.name.replace("_", "-")
-                found[name] = (*found.get(name, ()), field)
+                flags[name] = (*flags.get(name, ()), field)
 
     add(question, "")
-    return found
+    return flags
 
 
 def positional_of(question: Question | type[Question]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def positional_of(question: Question | type[Question]) -> tuple[str, ...]:
 def several_places(question: type[Question]) -> str:
     """The field that takes all words from its place on: the last one, where that is a list; empty where none is."""
     last = question.positional[-1:]
-    field = next((one for one in fields_of(question) if one.path in last), None)
+    field = next((field for field in fields_of(question) if field.path in last), None)
     return "" if field is None or get_origin(field.type) is not tuple else field.path
 
 
@@ -80,28 +80,28 @@ def from_flags(
     SpecError that names the flag, or the file.
     """
     kind = question_class(verb)
-    known = flag_fields(kind)
+    fields = flag_fields(kind)
     stated: dict[str, object] = dict(below or {})
     flag_of: dict[str, str] = {}
     for name, value in flags.items():
-        field = known[name][0]
-        flag_of |= dict.fromkeys((one.path for one in known[name]), _flag(kind, name, field))
+        field = fields[name][0]
+        flag_of |= dict.fromkeys((meaning.path for meaning in fields[name]), _flag(kind, name, field))
         stated[field.path] = _value(field, value)
     data = nested(stated)
     try:
-        given = set_paths(data, kind, settings(sets))
+        paths = set_paths(data, kind, settings(sets))
     except SpecError as error:
         raise SpecError(error.field, error.value, error.remedy, "--set") from None
     try:
         question: Question = read({"question": verb, **data})
         return question
     except SpecError as error:
-        named = as_given(error.field, given)
-        if named == error.field and isinstance(error.value, Mapping):  # one value of a mapping was set
-            named = next((path for whole, path in given.items() if whole.startswith(f"{named}.")), named)
-        if named != error.field or named in given.values():
-            value = settings(sets).get(named, error.value)
-            raise SpecError(named, value, error.remedy, "--set") from None
+        setting = as_given(error.field, paths)
+        if setting == error.field and isinstance(error.value, Mapping):  # one value of a mapping was set
+            setting = next((path for whole, path in paths.items() if whole.startswith(f"{setting}.")), setting)
+        if setting != error.field or setting in paths.values():
+            value = settings(sets).get(setting, error.value)
+            raise SpecError(setting, value, error.remedy, "--set") from None
         part, _, name = error.field.partition(".")
         if error.value is not None and error.field not in flag_of and name in (below or {}).get(part, ()):
             raise SpecError(name, error.value, error.remedy, where) from None
@@ -140,24 +140,24 @@ def words(question: Question) -> list[str]:
     kind, data = type(question), plain(question)
     del data["question"]
     flags = {field.path: name for name, fields in flag_fields(kind).items() for field in fields}
-    known = {field.path: field for field in walk(kind)}
+    field_of = {field.path: field for field in walk(kind)}
     order = positional_of(kind)
     places: dict[str, list[str]] = {path: [] for path in order}
-    named, sets, others = [], [], []
-    for path, value in _flat(data, flags, known):
+    part_words, sets, others = [], [], []
+    for path, value in _flat(data, flags, field_of):
         if path not in flags:
-            sets += ["--set", f"{_short(kind, path)}={_value_text(known.get(path), value)}"]
+            sets += ["--set", f"{_short(kind, path)}={_value_text(field_of.get(path), value)}"]
         elif path in order:
-            places[path] = [str(one) for one in value] if isinstance(value, list) else [str(value)]
-        elif known[path].parts:
-            named += _flag_words(flags[path], known[path], value)
+            places[path] = [str(word) for word in value] if isinstance(value, list) else [str(value)]
+        elif field_of[path].parts:
+            part_words += _flag_words(flags[path], field_of[path], value)
         else:
-            others += _flag_words(flags[path], known[path], value)
+            others += _flag_words(flags[path], field_of[path], value)
     for path, kind_name in _unsaid(kind, data):
         sets += ["--set", f"{path}.kind={kind_name}"]
     last = places.pop(several_places(kind), [])  # behind flags, as a script's words are
     ahead = ["--"] if any(word.startswith("-") for word in last) else []
-    return [*(word for place in places.values() for word in place), *named, *sets, *others, *ahead, *last]
+    return [*(word for place in places.values() for word in place), *part_words, *sets, *others, *ahead, *last]
 
 
 def command(question: Question) -> str:
@@ -203,7 +203,7 @@ def _value(field: Field, value: object) -> object:
 
 
 def _is_number(kind: object) -> bool:
-    return any(_is_number(one) for one in get_args(kind)) if get_args(kind) else kind in (int, float)
+    return any(_is_number(argument) for argument in get_args(kind)) if get_args(kind) else kind in (int, float)
 
 
 def _number(text: str) -> int | float | str:
@@ -250,7 +250,7 @@ def _unsaid(part: type, data: Mapping[str, object], prefix: str = "") -> Iterato
         member, path = field.parts[0], prefix + field.path
         if field.members:
             member = pick(field.members, inner)
-            if pick(field.members, {key: one for key, one in inner.items() if key != "kind"}) is not member:
+            if pick(field.members, {key: entry for key, entry in inner.items() if key != "kind"}) is not member:
                 yield path, kind_of(member)
         yield from _unsaid(member, inner, path + ".")
 
@@ -258,9 +258,9 @@ def _unsaid(part: type, data: Mapping[str, object], prefix: str = "") -> Iterato
 def _flag_words(name: str, field: Field, value: Any) -> list[str]:
     kind = get_origin(field.type) or field.type
     if kind is dict:
-        return [word for key, one in value.items() for word in (f"--{name}", f"{key}={_yaml(one)}")]
+        return [word for key, entry in value.items() for word in (f"--{name}", f"{key}={_yaml(entry)}")]
     if isinstance(value, list) and get_args(field.type)[0] is not int:
-        return [word for one in value for word in _flag_words(name, field, one)]
+        return [word for entry in value for word in _flag_words(name, field, entry)]
     text = ",".join(map(str, value)) if isinstance(value, list) else _text(value)
     if field.about.unit == "time" and isinstance(value, int | float):
         text = units.exact_text(float(value), "time")
@@ -281,7 +281,7 @@ def _text(value: object) -> str:
 def _value_text(field: Field | None, value: Any) -> str:
     """A value of `--set`, with its unit where that is exact."""
     if field is not None and field.parts and not isinstance(value, Mapping):
-        field = next(one for one in fields_of(field.parts[0]) if one.path == word_of(field.parts[0]))
+        field = next(inner for inner in fields_of(field.parts[0]) if inner.path == word_of(field.parts[0]))
     if field is not None and field.about.unit and not isinstance(value, Mapping):
         return units.exact_text(value, field.about.unit)
     return _yaml(value)
@@ -292,14 +292,16 @@ def _short(kind: type, path: str) -> str:
     names, part = [], kind
     rest = path.split(".")
     while rest:
-        field = next((one for one in fields_of(part) if one.path == rest[0]), None)
+        field = next((field for field in fields_of(part) if field.path == rest[0]), None)
         if field is None:
             break
         names.append(field.about.names[0] if field.about.names else field.path)
         rest.pop(0)
         if not field.parts:
             break
-        holders = [one for one in field.parts if rest and any(inner.path == rest[0] for inner in fields_of(one))]
+        holders = [
+            member for member in field.parts if rest and any(inner.path == rest[0] for inner in fields_of(member))
+        ]
         part = [*holders, *field.parts][0]
     return ".".join([*names, *rest])
 

@@ -90,7 +90,7 @@ def band_text(number: Number) -> str:
 def scale_of(values: Sequence[float], unit: str) -> tuple[float, str]:
     """(size, name) of the unit in which the largest of `values` is read best."""
     most = max((abs(value) for value in values), default=0.0)
-    begins, name = next((one for one in SCALES[unit] if most >= one[0]), SCALES[unit][-1])
+    begins, name = next((scale for scale in SCALES[unit] if most >= scale[0]), SCALES[unit][-1])
     return _SIZES.get(name, begins), name
 
 
@@ -98,16 +98,16 @@ def texts_of(figures: Sequence[Number | float | None], unit: str = "") -> list[s
     """Figures that are compared: times and sizes in one unit, unless the least would then say too little."""
     values = [figure.value if isinstance(figure, Number) else figure for figure in figures]
     units = {figure.unit if isinstance(figure, Number) else unit for figure in figures if figure is not None}
-    known = [abs(value) for value in values if value is not None and math.isfinite(value)]
+    sizes = [abs(value) for value in values if value is not None and math.isfinite(value)]
     only = units.pop() if len(units) == 1 else ""
     if (
         only not in SCALES
-        or len(known) < 2
-        or min((value for value in known if value), default=0.0) < _LEAST[only] * max(known)
+        or len(sizes) < 2
+        or min((value for value in sizes if value), default=0.0) < _LEAST[only] * max(sizes)
     ):
         return [text_of(figure, unit) for figure in figures]
-    size, name = scale_of(known, only)
-    decimals = max(0, 3 - math.floor(math.log10(max(known) / size))) if max(known) else 0
+    size, name = scale_of(sizes, only)
+    decimals = max(0, 3 - math.floor(math.log10(max(sizes) / size))) if max(sizes) else 0
     return [
         NOTHING if value is None else f"{value / size:,.{decimals}f} {name}" if math.isfinite(value) else f"{value}"
         for value in values

@@ -41,8 +41,8 @@ def _moved(outcome: Outcome, anchor: tuple[float, Outcome] | None) -> Outcome:
         return outcome.scale(math.exp(log_factor), is_anchor=True)
     if other.full or other.status != "ok":
         return outcome
-    found = carried(log_factor, regime_of(other), regime_of(outcome))
-    return outcome.scale(found.factor, is_anchor=False, half_width=found.half_width)
+    shift = carried(log_factor, regime_of(other), regime_of(outcome))
+    return outcome.scale(shift.factor, is_anchor=False, half_width=shift.half_width)
 
 
 def regime_of(outcome: Outcome) -> Regime:

@@ -79,10 +79,10 @@ def _case(row: Row) -> Case:
     framework = wording.framework_of(row)
     model, assumed = _model(row)
     cluster, fabric_notes = cluster_of(row)
-    known, assumptions, unread = _known(row, framework, model)
-    known["precision"], instead = _able(str(known["precision"]), cluster)
+    row_fields, assumptions, unread = _known(row, framework, model)
+    row_fields["precision"], instead = _able(str(row_fields["precision"]), cluster)
     if instead:
-        known["fp8_parameters"] = None if known["precision"] == "bf16" else known["fp8_parameters"]
+        row_fields["fp8_parameters"] = None if row_fields["precision"] == "bf16" else row_fields["fp8_parameters"]
         unread, assumptions = (*unread, instead), [*assumptions, instead]
     if assumed and assumed.endswith(AS_LLAMA):
         unread = (*unread, assumed)
@@ -90,7 +90,7 @@ def _case(row: Row) -> Case:
     if prod(map(len, open_fields.values())) > SWEPT_AT_MOST:
         raise UnreadableError(f"too much is unknown to sweep: {', '.join(open_fields)}")
     chosen = (dict(zip(open_fields, values, strict=True)) for values in product(*open_fields.values()))
-    plans = tuple(Plan(**known, **fields) for fields in chosen)
+    plans = tuple(Plan(**row_fields, **fields) for fields in chosen)
     swept = tuple(name for name, values in open_fields.items() if len(values) > 1)
     notes = (*fabric_notes, *((assumed,) if assumed else ()), *assumptions)
     if row.mtp_layers:
@@ -109,7 +109,9 @@ def _able(precision: str, cluster: Cluster) -> tuple[str, str]:
     if PEAK_DTYPE.get(precision, precision) in rates or precision not in (*PEAK_DTYPE, "fp16"):
         return precision, ""
     fewer = ("mxfp4", "nvfp4") if precision.endswith("fp4") else ()
-    other = next((one for one in (*fewer, "fp8-current", "mxfp8", "bf16") if PEAK_DTYPE.get(one, one) in rates), "bf16")
+    other = next(
+        (dtype for dtype in (*fewer, "fp8-current", "mxfp8", "bf16") if PEAK_DTYPE.get(dtype, dtype) in rates), "bf16"
+    )
     return other, f"{cluster.gpu.name} has no {precision} rate, taken as {other}"
 
 
@@ -140,7 +142,7 @@ def _model(row: Row) -> tuple[Model, str | None]:
     model = _from_numbers(row, family, tied)
     if tied is None and row.params_b is not None:
         other = _from_numbers(row, family, not model.tied_embeddings)
-        off, other_off = (abs(one.parameters / (row.params_b * 1e9) - 1) for one in (model, other))
+        off, other_off = (abs(candidate.parameters / (row.params_b * 1e9) - 1) for candidate in (model, other))
         if off > COUNT_TOLERANCE and other_off < off / 2:
             return other, None
     return model, None

@@ -32,13 +32,15 @@ class Constants:
 
 def fitted_constants() -> tuple[Constants, ...]:
     """All calibration files that are shipped, in order of package and name."""
-    found: list[Constants] = []
+    constants: list[Constants] = []
     for package in PACKAGES:
         folder = files(package).joinpath("calibration")
         if folder.is_dir():
-            texts = sorted((path for path in folder.iterdir() if path.name.endswith(".yaml")), key=lambda one: one.name)
-            found += [_read(f"{package.replace('.', '/')}/calibration/{text.name}", text) for text in texts]
-    return tuple(found)
+            texts = sorted(
+                (path for path in folder.iterdir() if path.name.endswith(".yaml")), key=lambda path: path.name
+            )
+            constants += [_read(f"{package.replace('.', '/')}/calibration/{text.name}", text) for text in texts]
+    return tuple(constants)
 
 
 def _read(name: str, file: Traversable) -> Constants:

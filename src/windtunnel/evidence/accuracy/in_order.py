@@ -15,16 +15,16 @@ Answer = TypeVar("Answer")
 
 def in_order(
     answer: Callable[[Asked], Answer],
-    asked: Sequence[Asked],
+    rows: Sequence[Asked],
     progress: Callable[[int, int], None] | None,
     workers: int = 1,
 ) -> Iterator[Answer]:
     """Answers as they come; `progress` is called with (done, to do). Many go to `workers` processes."""
-    if workers > 1 and len(asked) > 4 * CHUNK:
+    if workers > 1 and len(rows) > 4 * CHUNK:
         with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
-            yield from _counted(pool.map(answer, asked, chunksize=CHUNK), len(asked), progress)
+            yield from _counted(pool.map(answer, rows, chunksize=CHUNK), len(rows), progress)
     else:
-        yield from _counted(map(answer, asked), len(asked), progress)
+        yield from _counted(map(answer, rows), len(rows), progress)
 
 
 def _counted(answers: Iterable[Answer], total: int, progress: Callable[[int, int], None] | None) -> Iterator[Answer]:

@@ -63,13 +63,13 @@ class Report(Shown):
 
     def to_dict(self) -> dict[str, object]:
         """The report as JSON-able data."""
-        groups = {name: [asdict(one) for one in getattr(self, name)] for name in GROUPS}
-        for shown, one in zip(groups["feasibility"], self.feasibility, strict=True):
-            shown |= {"recall": one.recall, "false_alarm_share": one.false_alarm_share}
+        groups = {name: [asdict(score) for score in getattr(self, name)] for name in GROUPS}
+        for shown, entry in zip(groups["feasibility"], self.feasibility, strict=True):
+            shown |= {"recall": entry.recall, "false_alarm_share": entry.false_alarm_share}
         return {
             **{name: getattr(self, name) for name in ("table", "level", "source", "anchor")},
             "columns_not_read": list(self.unread),
-            "by_source": {level: [asdict(one) for one in scores] for level, scores in self.by_source},
+            "by_source": {level: [asdict(score) for score in scores] for level, scores in self.by_source},
             **groups,
             "rows": [row_of(outcome) for outcome in self.outcomes],
         }
@@ -102,22 +102,22 @@ def report_of(
     unread: tuple[str, ...] = (),
 ) -> Report:
     """Score the outcomes that were asked for."""
-    asked = [
+    selection = [
         outcome
         for outcome in outcomes
         if (level is None or outcome.row.level == level)
         and (source is None or source.lower() in outcome.row.source.lower())
     ]
-    levels = sorted({outcome.row.level for outcome in asked})
+    levels = sorted({outcome.row.level for outcome in selection})
     # A rate is fitted on rows of one level: those of another are other kinds of runs.
     guessed = {
         with_guess.row.id: with_guess
         for level in levels
-        for with_guess in with_guesses([outcome for outcome in asked if outcome.row.level == level])
+        for with_guess in with_guesses([outcome for outcome in selection if outcome.row.level == level])
     }
-    asked = [guessed[outcome.row.id] for outcome in asked]
-    best = [outcome for outcome in asked if levels and outcome.row.level == levels[0]]
-    orderings = (ordering(f"level {name}", [o for o in asked if o.row.level == name]) for name in levels)
+    selection = [guessed[outcome.row.id] for outcome in selection]
+    best = [outcome for outcome in selection if levels and outcome.row.level == levels[0]]
+    orderings = (ordering(f"level {name}", [o for o in selection if o.row.level == name]) for name in levels)
     return Report(
         table=table,
         level=level,
@@ -125,16 +125,16 @@ def report_of(
         anchor=anchor,
         outcomes=tuple(outcomes),
         by_source=tuple(
-            (name, _scores((o for o in asked if o.row.level == name), lambda o: o.row.source)) for name in levels
+            (name, _scores((o for o in selection if o.row.level == name), lambda o: o.row.source)) for name in levels
         ),
         by_scale=_scores((o for o in best if o.row.n_gpus), _scale, key=_by_scale),
         by_kind=_scores(best, lambda o: f"{o.row.source}: {'MoE' if o.row.moe else 'dense'}"),
         by_precision=_scores(best, lambda o: f"{o.row.source}: {o.row.gpu} {o.row.precision}"),
-        spread=spreads(asked),
-        memory=memory_scores(asked),
-        feasibility=feasibility(asked),
-        ranking=rankings(asked),
-        ordering=tuple(one for one in orderings if one is not None),
+        spread=spreads(selection),
+        memory=memory_scores(selection),
+        feasibility=feasibility(selection),
+        ranking=rankings(selection),
+        ordering=tuple(order for order in orderings if order is not None),
         unread=unread,
     )
 

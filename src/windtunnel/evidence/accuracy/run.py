@@ -65,7 +65,7 @@ def run_validation(
     ]
     if anchor == "smallest":
         filled = anchored(filled)
-    words = ", ".join(str(one) for one in tables)
+    words = ", ".join(str(path) for path in tables)
     return report_of(words, filled, level=level, source=source, anchor=anchor, unread=unread_columns(tables))
 
 

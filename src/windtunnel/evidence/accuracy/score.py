@@ -131,7 +131,7 @@ def grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], Key]) -> dict[
 def memory_scores(outcomes: Iterable[Outcome]) -> tuple[MemoryScore, ...]:
     """Peak memory by source and definition, for the rows that publish one."""
     measured = (outcome for outcome in outcomes if outcome.memory_error is not None and not outcome.row.crashed)
-    groups = grouped(measured, lambda one: (one.row.source, one.memory_definition))
+    groups = grouped(measured, lambda outcome: (outcome.row.source, outcome.memory_definition))
     return tuple(_memory(name, definition, group) for (name, definition), group in sorted(groups.items()))
 
 
@@ -162,7 +162,9 @@ def _memory(name: str, definition: str, group: Sequence[Outcome]) -> MemoryScore
 
 def feasibility(outcomes: Iterable[Outcome]) -> tuple[Feasibility, ...]:
     """Per source that has crashed runs: what we call infeasible of them, and of those that ran, skipped rows apart."""
-    groups = grouped((outcome for outcome in outcomes if outcome.status != "skipped"), lambda one: one.row.source)
+    groups = grouped(
+        (outcome for outcome in outcomes if outcome.status != "skipped"), lambda outcome: outcome.row.source
+    )
     feasibilities = []
     for name, group in sorted(groups.items()):
         crashed = [outcome.status == "infeasible" for outcome in group if outcome.row.crashed]
@@ -179,7 +181,7 @@ def spreads(outcomes: Iterable[Outcome]) -> tuple[Spread, ...]:
         for outcome in outcomes
         if outcome.covers_spread is not None and not outcome.row.crashed and not outcome.is_anchor
     )
-    groups = grouped(stated, lambda one: one.row.source)
+    groups = grouped(stated, lambda outcome: outcome.row.source)
     return tuple(
         Spread(
             name,
@@ -218,4 +220,6 @@ def ordering(name: str, outcomes: Iterable[Outcome]) -> Ordering | None:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """Ranks from 1; equal values share the mean of theirs."""
-    return [(sum(one < value for one in values) + sum(one <= value for one in values) + 1) / 2 for value in values]
+    return [
+        (sum(other < value for other in values) + sum(other <= value for other in values) + 1) / 2 for value in values
+    ]

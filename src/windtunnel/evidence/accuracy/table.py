@@ -185,11 +185,11 @@ def read_table(path: str | Path) -> tuple[Row, ...]:
 
 def unread_columns(paths: Sequence[str | Path]) -> tuple[str, ...]:
     """Columns of the files that hold something and that nothing reads, in order."""
-    found: dict[str, None] = {}
+    unread: dict[str, None] = {}
     for path in paths:
         table = read_table_of(path)
-        found |= dict.fromkeys(name for name in table.columns if name not in COLUMNS and any(table.texts(name)))
-    return tuple(found)
+        unread |= dict.fromkeys(name for name in table.columns if name not in COLUMNS and any(table.texts(name)))
+    return tuple(unread)
 
 
 def _check_header(path: str | Path, header: list[str]) -> None:

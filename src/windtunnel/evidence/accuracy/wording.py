@@ -132,7 +132,7 @@ def family_of(row: Row) -> str:
     family = row.model_family.lower()
     if not family:
         name = row.model.lower().replace("-", "")
-        return next((one for one in ("qwen3", "qwen2", "olmo3") if name.startswith(one)), "llama")
+        return next((prefix for prefix in ("qwen3", "qwen2", "olmo3") if name.startswith(prefix)), "llama")
     return FAMILIES.get(family, family)
 
 
@@ -254,7 +254,7 @@ def columns_of(row: Row) -> tuple[dict[str, object], list[str]]:
         chosen, note = words.schedule(row.schedule, row.pp or 1, row.vpp or 1)
         fields |= {"schedule": chosen} if chosen else {}
         notes.append(note)
-    if "offload_activations" in fields and all(one.startswith("full") for one in recomputes_of(row)[0]):
+    if "offload_activations" in fields and all(recompute.startswith("full") for recompute in recomputes_of(row)[0]):
         del fields["offload_activations"]
         notes.append(words.not_understood("offload", row.offload, "none: what is recomputed is not kept"))
     if row.framework and not is_known_framework(row):

@@ -92,9 +92,9 @@ def plain(word: str) -> str:
     return re.sub(r"[\s_(),:]+", "-", word.strip().lower()).strip("-")
 
 
-def not_understood(column: str, word: str, taken: str) -> str:
+def not_understood(column: str, word: str, meaning: str) -> str:
     """A note."""
-    return f"{column} {word!r} not understood, taken as {taken}"
+    return f"{column} {word!r} not understood, taken as {meaning}"
 
 
 def task(word: str) -> tuple[str, str]:
@@ -133,16 +133,16 @@ def recompute(word: str, layers: int | None, operators: bool) -> tuple[str | Non
         return ("full" if layers and number >= layers else f"full:{number}"), ""
     if text == "selective":
         return ("selective:ops" if operators else "selective:core_attention"), ""
-    named = re.fullmatch(r"selective\W+(.+?)\)?", text)
-    if not named and (text in SWITCHED_ON or re.search(r"^full|\bfull$|checkpoint|uniform|^all\b", text)):
+    match = re.fullmatch(r"selective\W+(.+?)\)?", text)
+    if not match and (text in SWITCHED_ON or re.search(r"^full|\bfull$|checkpoint|uniform|^all\b", text)):
         return "full", ""
-    parts = [part.strip(" ()") for part in re.split(r"[+,]", named[1] if named else text)]
-    known = list(dict.fromkeys(one for part in parts if (one := first_match(RECOMPUTED, part))))
+    parts = [part.strip(" ()") for part in re.split(r"[+,]", match[1] if match else text)]
+    names = list(dict.fromkeys(name for part in parts if (name := first_match(RECOMPUTED, part))))
     unknown = [part for part in parts if not first_match(RECOMPUTED, part)]
-    if not known:
+    if not names:
         return None, not_understood("recompute", word, "not stated")
-    taken = "selective:" + ",".join(known)
-    return taken, not_understood("recompute", ", ".join(unknown), "kept") if unknown else ""
+    value = "selective:" + ",".join(names)
+    return value, not_understood("recompute", ", ".join(unknown), "kept") if unknown else ""
 
 
 def offload(word: str, layers: int | None, adapters: bool) -> tuple[dict[str, object], str]:

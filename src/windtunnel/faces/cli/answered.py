@@ -27,7 +27,7 @@ def answered(
     *,
     reader: Reader | None = None,
     noting: bool = True,
-    status: Callable[..., int] = lambda found: 0,
+    status: Callable[..., int] = lambda outcome: 0,
 ) -> Command:
     """A verb by its row of QUESTIONS and its answer's views.
 
@@ -38,12 +38,12 @@ def answered(
         from windtunnel.faces.report.documents import document_of
 
         with working(doing):
-            found = named(QUESTIONS[verb].answer)(question)
+            outcome = named(QUESTIONS[verb].answer)(question)
         for text in notes:
             note(text)
-        answer = found if isinstance(found, Answer) else found.to_dict()
-        give(question, answer, outputs, document_of(found), noting=noting)
-        return status(found)
+        answer = outcome if isinstance(outcome, Answer) else outcome.to_dict()
+        give(question, answer, outputs, document_of(outcome), noting=noting)
+        return status(outcome)
 
     return Command(verb, show, outputs, reader)
 
@@ -52,11 +52,11 @@ def _undecided(decision: Decision) -> int:
     return 0 if any(option.fits for option in decision.options) else 3
 
 
-def _plan_below(given: Given) -> Below:
+def _plan_below(command_line: Given) -> Below:
     """What a plan file says below the flags."""
     from windtunnel.studies.training.question import plan_file
 
-    file = given.files.get("plan")
+    file = command_line.files.get("plan")
     if file is None:
         return Below({})
     stated = plan_file("", "", Path(file), {})
@@ -68,8 +68,8 @@ def techniques(question: Techniques, outputs: Outputs) -> None:
     from windtunnel.faces.report.techniques import techniques_document
     from windtunnel.studies.helping import answer
 
-    found = answer(question)
-    give(question, found, outputs, techniques_document(found["techniques"]))
+    outcome = answer(question)
+    give(question, outcome, outputs, techniques_document(outcome["techniques"]))
 
 
 def watch(
@@ -109,7 +109,7 @@ DECIDING = "planning on each cluster, and living through its failures"
 COMMANDS = (
     answered("nic", "cutting"),
     answered("fabric", "pricing"),
-    answered("rl", "simulating", status=lambda found: 0 if found.feasible else 3),  # 3: the job does not fit
+    answered("rl", "simulating", status=lambda outcome: 0 if outcome.feasible else 3),  # 3: the job does not fit
     answered("rl plan", "searching"),
     answered("compare", "reading", ("report", "json")),
     answered("explain", "reading the trace", noting=False),

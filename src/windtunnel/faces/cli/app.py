@@ -35,7 +35,7 @@ ELSEWHERE = {  # what other tools call it
 LONGER = 3  # flags that hold the word, at most
 
 
-def build(asked: str = "", *, everything: bool = False) -> App:
+def build(family: str = "", *, everything: bool = False) -> App:
     """The application with the verb that is asked, or with all where none is; `everything`: help lists rare flags."""
     app = App(
         name="windtunnel",
@@ -47,11 +47,11 @@ def build(asked: str = "", *, everything: bool = False) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    if asked in VERBS:
-        app.command(made(asked, everything=everything), name=asked)
+    if family in VERBS:
+        app.command(made(family, everything=everything), name=family)
         return app
     for verb in VERBS:
-        listed = asked != COMPLETION and (verb in QUESTIONS or verb in GROUPS)
+        listed = family != COMPLETION and (verb in QUESTIONS or verb in GROUPS)
         app.command(named(verb) if listed else made(verb), name=verb)
     app.register_install_completion_command()
     return app
@@ -62,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         own = current(sys.argv[1:] if arguments is None else arguments)
         launched: list[str] = []
-        asked = own[0] if own else ""
-        if asked in LAUNCHERS:
+        family = own[0] if own else ""
+        if family in LAUNCHERS:
             from windtunnel.faces.cli.launch_words import script_apart
 
-            own, launched = script_apart(own, made(asked))
+            own, launched = script_apart(own, made(family))
         words = spelled(["--help" if word == HELP_ALL else word for word in own])
-        app = build(asked, everything=HELP_ALL in own)
+        app = build(family, everything=HELP_ALL in own)
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:
@@ -105,16 +105,18 @@ def _said(error: CycloptsError) -> str:
 def _not_known(error: UnknownOptionError) -> str:
     """The flag that is not known, and the one that comes near: by their letters, as the dashes are alike in all."""
     word = (error.token.keyword or error.token.value or "").partition("=")[0]
-    names = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
+    names = {
+        name.lstrip("-"): name for argument in error.argument_collection if argument.parse for name in argument.names
+    }
     family = (error.command_chain or ("",))[0]
     verbs = [verb for verb in QUESTIONS if verb.split()[0] == family]
     home = next((verb for verb in verbs if word.lstrip("-") in flag_fields(question_class(verb))), None)
     if home is not None:
         return f"unknown option {word}: it belongs to `windtunnel {home}`"
     longer = [name for name in names if f"-{word.strip('-')}-" in f"-{name}-"]  # --zero of --zero-stage
-    same = [one for one in [ELSEWHERE.get(word.strip("-"), "")] if one in names]
+    same = [name for name in [ELSEWHERE.get(word.strip("-"), "")] if name in names]
     near = same or sorted(longer, key=len)[:LONGER] or get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
-    remedy = f"did you mean {' or '.join(names[one] for one in near)}?" if near else f"see {_help(error)}"
+    remedy = f"did you mean {' or '.join(names[name] for name in near)}?" if near else f"see {_help(error)}"
     return f"unknown option {word}: {remedy}"
 
 

@@ -48,16 +48,16 @@ def ask(
     if set:
         question = with_settings(question, set)
     places = {"report": report, "trace": trace, "rows": rows, "out": out}
-    asked = [*question.verb.split(), *words(question)]
+    arguments = [*question.verb.split(), *words(question)]
     for name, place in places.items():
         if place is not None:
-            asked.append(f"--{name}={place}")
-    asked += ["--json"] if json else []
-    asked += [] if save else ["--no-save"]
+            arguments.append(f"--{name}={place}")
+    arguments += ["--json"] if json else []
+    arguments += [] if save else ["--no-save"]
     from windtunnel.faces.cli.app import build
 
-    app = build(asked[0])
-    return app(spelled(asked), exit_on_error=False, print_error=False)
+    app = build(arguments[0])
+    return app(spelled(arguments), exit_on_error=False, print_error=False)
 
 
 def schema(

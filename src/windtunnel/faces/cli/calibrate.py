@@ -21,13 +21,13 @@ DEVICE_FILE = Path("my-device.yaml")
 
 def calibrate_device(question: CalibrateDevice, outputs: Outputs, *, out: Place = DEVICE_FILE) -> None:
     """Measure, and write the file."""
-    begun = time.monotonic()
+    start_s = time.monotonic()
     from windtunnel.real.calibrate.journal import journal_path
     from windtunnel.real.calibrate.run import answer
 
     try:
         with _spending("calibrating") as progress:
-            outcome = answer(question, out=out, report=progress, begun=begun)
+            outcome = answer(question, out=out, report=progress, begun=start_s)
     except KeyboardInterrupt:
         if journal_path(out).exists():
             note(f"interrupted; what was measured is kept in {journal_path(out)}: run the same again to go on")

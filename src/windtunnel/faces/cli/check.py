@@ -28,12 +28,12 @@ def check(
     from windtunnel.studies.check import answer
 
     with working("predicting"):
-        found = answer(question, notes)
-    give(question, found, outputs, check_document(found), noting=False)
+        outcome = answer(question, notes)
+    give(question, outcome, outputs, check_document(outcome), noting=False)
     if github:
-        for line in github_lines(found, question.model.base):
+        for line in github_lines(outcome, question.model.base):
             print(line)
-    return 0 if found.passed else BROKEN
+    return 0 if outcome.passed else BROKEN
 
 
 COMMANDS = (Command("check", check, ("report", "full", "json"), reader=plan_below),)

@@ -9,12 +9,12 @@ from windtunnel.faces.cli.flags import Below, Command, Given
 from windtunnel.faces.cli.predict import plan_below
 
 
-def below(given: Given) -> Below:
+def below(command_line: Given) -> Below:
     """What files say below the flags; a framework's own file that --plan names is the one that advice is a diff of."""
     from windtunnel.studies.training.launch import is_native
 
-    stated, file = plan_below(given), given.files.get("plan")
-    if file is None or "launch" in given.flags or not is_native(file):
+    stated, file = plan_below(command_line), command_line.files.get("plan")
+    if file is None or "launch" in command_line.flags or not is_native(file):
         return stated
     return replace(stated, instead={"launch": file})
 

@@ -160,7 +160,7 @@ def command(
         has_parts = any(field.parts for field in fields_of(kind))
         setting: object = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
         arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
-    arguments += [one.replace(annotation=hints[name]) for name, one in own.items()]
+    arguments += [parameter.replace(annotation=hints[name]) for name, parameter in own.items()]
     places = get_type_hints(Outputs, include_extras=True)
     for output in fields(Outputs):
         if output.name in outputs:
@@ -175,21 +175,21 @@ def command(
         if several:
             options[several] = words[len(positional) - 1 :]
         flags = {flag: options[name] for name, flag in names.items() if options.get(name) is not None}
-        given = Given(
+        command_line = Given(
             flags=flags,
             files={field.path: options[field.path] for field in files if options.get(field.path) is not None},
             sets=() if "set" in flags else tuple(options.get("set") or ()),
         )
-        below = Below({}) if reader is None else reader(given)
-        question = from_flags(verb, {**flags, **below.instead}, given.sets, below.parts, below.path)
+        below = Below({}) if reader is None else reader(command_line)
+        question = from_flags(verb, {**flags, **below.instead}, command_line.sets, below.parts, below.path)
         more = {name: options[name] for name in own if name in options}
         if takes_notes:
             more["notes"] = below.notes
         return show(question, Outputs(**{name: options[name] for name in outputs if name in options}), **more)
 
     verb_function.__name__ = verb.rpartition(" ")[2]
-    asked = QUESTIONS[verb]
-    verb_function.__doc__ = asked.text + (f"\n\nExample: windtunnel {verb} {asked.example}" if asked.example else "")
+    row = QUESTIONS[verb]
+    verb_function.__doc__ = row.text + (f"\n\nExample: windtunnel {verb} {row.example}" if row.example else "")
     verb_function.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     verb_function.__annotations__ = {argument.name: argument.annotation for argument in arguments}
     return verb_function
@@ -197,7 +197,7 @@ def command(
 
 def _annotation(name: str, field: Field, group: Group | None, *, shown: bool, needed: bool) -> object:
     about = field.about
-    flags = (f"--{name}", *(f"--{one}" for one in about.names if not field.parts))
+    flags = (f"--{name}", *(f"--{alias}" for alias in about.names if not field.parts))
     several = get_origin(field.type) in (tuple, dict) and get_args(field.type)[0] is str
     own = field.type is bool or bool(field.choices)
     kind: Any = tuple[str, ...] if several else field.type if own else str
@@ -214,9 +214,9 @@ def _annotation(name: str, field: Field, group: Group | None, *, shown: bool, ne
 def spelled(words: Sequence[str]) -> list[str]:
     """The words of a command line as cyclopts takes them: switches spelled out, flags by the names of today."""
     for verb in sorted(QUESTIONS, key=len, reverse=True):  # `serve plan` before `serve`
-        named = verb.split()
-        if list(words[: len(named)]) == named:
-            return [*named, *switches_spelled_out(verb, renamed(verb, words[len(named) :]))]
+        parts = verb.split()
+        if list(words[: len(parts)]) == parts:
+            return [*parts, *switches_spelled_out(verb, renamed(verb, words[len(parts) :]))]
     return list(words)
 
 

@@ -35,11 +35,11 @@ def show_fleet(
     from windtunnel.studies.fleet.study import answer
 
     places = {"--rows": outputs.rows, "--report": outputs.report}
-    given = next((name for name, place in places.items() if place is not None), None)
+    flag = next((name for name, place in places.items() if place is not None), None)
     if question.seeds is None and executor != "serial":
         raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
-    if question.seeds is not None and given is not None:
-        raise SpecError(given, str(places[given]), "--seeds prints bands over runs: leave it out")
+    if question.seeds is not None and flag is not None:
+        raise SpecError(flag, str(places[flag]), "--seeds prints bands over runs: leave it out")
     for place in places.values():
         if place is not None:
             check_writable(place)

@@ -14,11 +14,11 @@ def launch(question: Launch, outputs: Outputs) -> None:
     from windtunnel.faces.report.draw.console import print_views
     from windtunnel.views import Files
 
-    found = answer(question)
+    outcome = answer(question)
     if outputs.json:
-        print_question(question, found)
+        print_question(question, outcome)
     else:
-        print_views([Files("Launched with", list(found["launch"].items()))], stdout())
+        print_views([Files("Launched with", list(outcome["launch"].items()))], stdout())
 
 
 def answer(question: Launch) -> dict[str, dict[str, str]]:

@@ -36,10 +36,10 @@ def options_of(verb: Callable[..., object]) -> tuple[list[str], list[str]]:
             continue
         hint = hints[name]
         kind, extras = getattr(hint, "__origin__", hint), getattr(hint, "__metadata__", ())
-        named = [given for extra in extras for given in getattr(extra, "name", None) or ()]
-        named = named or ["--" + name.replace("_", "-")]
+        flags = [flag for extra in extras for flag in getattr(extra, "name", None) or ()]
+        flags = flags or ["--" + name.replace("_", "-")]
         if bool in (kind, *get_args(kind)):
-            switches += [*named, *(f"--no-{one.removeprefix('--')}" for one in named)]
+            switches += [*flags, *(f"--no-{flag.removeprefix('--')}" for flag in flags)]
         else:
-            with_value += named
+            with_value += flags
     return with_value, switches

@@ -17,8 +17,8 @@ from windtunnel.views.text import text_of
 
 def model(question: ModelFacts, outputs: Outputs) -> None:
     """Answer, print."""
-    found = load_model(question.config)
-    give(question, facts_of(found), outputs, Document("model", question.config, list(_views(found))))
+    loaded_model = load_model(question.config)
+    give(question, facts_of(loaded_model), outputs, Document("model", question.config, list(_views(loaded_model))))
 
 
 def answer(question: ModelFacts) -> dict[str, object]:
@@ -32,8 +32,8 @@ def _views(model: Model) -> Iterator[View]:
     if model.active_parameters != model.parameters:
         text += f", {format_count(model.active_parameters)} of them active for a token"
     cached = [f"{text_of(size, 'B')} a {what}" for size, what in ((token, "token"), (sequence, "sequence")) if size]
-    kept = f", and {' and '.join(cached)} of cache" if cached else ""
-    yield Headline(f"{text}: {text_of(2.0 * model.parameters, 'B')} of weights in 16 bits{kept}.")
+    cache = f", and {' and '.join(cached)} of cache" if cached else ""
+    yield Headline(f"{text}: {text_of(2.0 * model.parameters, 'B')} of weights in 16 bits{cache}.")
     rows = [
         ("parameters", f"{model.parameters:,}"),
         ("active for a token", f"{model.active_parameters:,}"),

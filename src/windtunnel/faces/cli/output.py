@@ -62,7 +62,7 @@ def print_question(
 
 def texts(value: object) -> list[str]:
     """A list of texts in an answer that is plain data."""
-    return [str(one) for one in value] if isinstance(value, list | tuple) else []
+    return [str(text) for text in value] if isinstance(value, list | tuple) else []
 
 
 def give(
@@ -172,10 +172,10 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(what, total=None)
-    begun = monotonic()
+    start_s = monotonic()
 
     def report(done: int, total: int) -> None:
-        if not bar.live.is_started and monotonic() - begun > PATIENCE_S:
+        if not bar.live.is_started and monotonic() - start_s > PATIENCE_S:
             bar.start()
         bar.update(task, completed=done, total=total)
 

@@ -25,18 +25,18 @@ INFEASIBLE = 3  # as in predict
 OUTPUTS = ("report", "rows", "full", "json")
 
 
-def _work_of_file(given: Given) -> Below:
+def _work_of_file(command_line: Given) -> Below:
     """What files say below the flags: all of --plan; of a launch file in place of a model the work, not its layout."""
-    below = plan_below(given, cut_by=frozenset({"pp", "dp"}))
+    below = plan_below(command_line, cut_by=frozenset({"pp", "dp"}))
     stated = below.parts.get("plan", {})
-    if given.files.get("plan") is not None or not stated:
+    if command_line.files.get("plan") is not None or not stated:
         return below
     from windtunnel.studies.planning.space import SAVINGS, STRUCTURE, SWITCHES
 
     sought = {*STRUCTURE, *SAVINGS, *SWITCHES, "dp", "account_for_embedding", "micro_batch_group"}
-    kept = {name: value for name, value in stated.items() if name not in sought}
+    work = {name: value for name, value in stated.items() if name not in sought}
     text = f"the layout is sought anew; MODEL --plan {below.path} keeps what {below.path} says of it"
-    return replace(below, parts={"plan": kept}, notes=(*below.notes, text))
+    return replace(below, parts={"plan": work}, notes=(*below.notes, text))
 
 
 def plan(
@@ -57,20 +57,20 @@ def plan(
     if is_captured(question.model.base):
         return _cut(question, outputs, launch_flags)
     with working("planning"), _rows(outputs.rows, question) as rows:
-        found = plans(question, told=rows, begun_s=begun_s)
-    if launch_flags is not None and found.plans:
+        answer = plans(question, told=rows, begun_s=begun_s)
+    if launch_flags is not None and answer.plans:
         from windtunnel.studies.training.launch import launch_flags as written
 
-        name, text, _ = written(launch_flags, found[0].plan, found[0].n_gpus, question.model.base)
-        found = replace(found, launch={name: text})
+        name, text, _ = written(launch_flags, answer[0].plan, answer[0].n_gpus, question.model.base)
+        answer = replace(answer, launch={name: text})
     for line in notes:
         note(line)
     from windtunnel.faces.report.plans import plans_document
 
     title = f"Plans for {question.model.base} on {question.cluster.base}"
-    document = found.to_dict()
-    give(question, document, outputs, plans_document(found, title), band=band_of_best(document), warnings=notes)
-    return INFEASIBLE if found.status == "infeasible" else 0
+    document = answer.to_dict()
+    give(question, document, outputs, plans_document(answer, title), band=band_of_best(document), warnings=notes)
+    return INFEASIBLE if answer.status == "infeasible" else 0
 
 
 def _cut(question: Search, outputs: Outputs, launch_flags: str | None) -> int:
@@ -107,7 +107,7 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
 
     with Journal(path) as journal:
 
-        def told(layout: Layout, replay: Replayed) -> None:
+        def add_row(layout: Layout, replay: Replayed) -> None:
             seconds, gpus = replay.step_ns / 1e9, layout.cluster.n_gpus
             inputs = {"model": question.model.base, "cluster": cluster_of_size(question.cluster, gpus).base}
             outputs = {
@@ -119,7 +119,7 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
             inputs |= {f"plan.{name}": value for name, value in layout.asked.stated().items()}
             journal.add({"status": "ok", "inputs": inputs, "outputs": outputs})
 
-        yield told
+        yield add_row
 
 
 COMMANDS = (Command("plan", plan, OUTPUTS, reader=_work_of_file),)

@@ -27,7 +27,7 @@ PLAN_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Plan
 SCRIPT_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Script))
 
 
-def plan_below(given: Given, cut_by: frozenset[str] = frozenset()) -> Below:
+def plan_below(command_line: Given, cut_by: frozenset[str] = frozenset()) -> Below:
     """What a plan file, or a framework's own file in place of a model, says below the flags.
 
     `cut_by`: flags by which a captured script may be cut anew. Raises SpecError on one that means nothing to it.
@@ -35,15 +35,18 @@ def plan_below(given: Given, cut_by: frozenset[str] = frozenset()) -> Below:
     from windtunnel.studies.predict import SCRIPT_HAS_IT, is_captured
     from windtunnel.studies.training.question import plan_file
 
-    model, file = str(given.flags.get("model", "")), given.files.get("plan")
+    model, file = str(command_line.flags.get("model", "")), command_line.files.get("plan")
     if is_captured(model):
-        refused = {"plan": file} | {name: given.flags.get(name) for name in PLAN_FIELDS - SCRIPT_FIELDS - cut_by}
+        refused = {"plan": file} | {name: command_line.flags.get(name) for name in PLAN_FIELDS - SCRIPT_FIELDS - cut_by}
         for name, value in sorted(refused.items()):
             if value is not None:
                 raise SpecError(f"--{name}", str(value), SCRIPT_HAS_IT)
         return Below({})
     stated = plan_file(
-        model, str(given.flags.get("cluster", "")), None if file is None else Path(file), settings(given.sets)
+        model,
+        str(command_line.flags.get("cluster", "")),
+        None if file is None else Path(file),
+        settings(command_line.sets),
     )
     return Below({"plan": stated.fields} if stated.fields else {}, stated.notes, stated.path)
 
@@ -80,8 +83,8 @@ def predict(
     files: dict[Path, str] = {}
     places = {"--report": outputs.report, "--trace": outputs.trace, "--rows": outputs.rows}
     for name, path in places.items():
-        if path is not None and path != OPS_IN_JSON and (taken := files.setdefault(path.resolve(), name)) != name:
-            raise SpecError(name, str(path), f"is the file of {taken} too; give each a name of its own")
+        if path is not None and path != OPS_IN_JSON and (other := files.setdefault(path.resolve(), name)) != name:
+            raise SpecError(name, str(path), f"is the file of {other} too; give each a name of its own")
     if outputs.trace is not None:
         check_timeline(outputs.trace)
     if question.price is not None and question.tokens is None:
@@ -189,14 +192,14 @@ def training_run(result: Result, count: int, price: float | None) -> dict[str, f
     if not result.tokens_per_step:
         raise SpecError("--tokens", count, "leave it out: how many tokens a step of this script has is not known")
     steps = -(-count // result.tokens_per_step)
-    found: dict[str, float] = {"tokens": count, "steps": steps}
+    totals: dict[str, float] = {"tokens": count, "steps": steps}
     bands = {"": result.step_time_ns, "_p5": result.step_time_p5_ns, "_p95": result.step_time_p95_ns}
     for name, step_ns in bands.items():
         hours = steps * step_ns / 3.6e12
-        found[f"days{name}"], found[f"gpu_hours{name}"] = hours / 24.0, hours * result.n_gpus
+        totals[f"days{name}"], totals[f"gpu_hours{name}"] = hours / 24.0, hours * result.n_gpus
         if price is not None:
-            found[f"cost{name}"] = hours * result.n_gpus * price
-    return found
+            totals[f"cost{name}"] = hours * result.n_gpus * price
+    return totals
 
 
 COMMANDS = (Command("predict", predict, OUTPUTS, reader=plan_below),)

@@ -23,31 +23,31 @@ def run(question: Run, outputs: Outputs) -> int:
     emulation = emulation_of(question, aside=outputs.json)
     for text in doubts(emulation.cluster) if emulation.cluster else ():
         note(text)
-    found = emulated(emulation)
-    if found.failed is not None:
-        rank, outcome = found.failed
+    answer = emulated(emulation)
+    if answer.failed is not None:
+        rank, outcome = answer.failed
         if emulation.ranks:
             note(f"rank {rank} ended first; the other real ranks were ended with it")
         return _failed(outcome)
-    outcome = found.outcomes[emulation.rank]
+    outcome = answer.outcomes[emulation.rank]
     if outputs.json:
-        print_answered(question, found)
+        print_answered(question, answer)
     elif emulation.tape is not None and emulation.tape[0] == "record":
         tape = outcome.facts["tape"]
         note(f"wrote {emulation.tape[1]}: {tape['communications']:,} communications, {tape['bytes']:,} bytes")
     else:
         lines = (
-            report_lines_of_several(emulation, found.outcomes, found.predicted_step_s)
+            report_lines_of_several(emulation, answer.outcomes, answer.predicted_step_s)
             if emulation.ranks
-            else report_lines(emulation, outcome, found.predicted_step_s)
+            else report_lines(emulation, outcome, answer.predicted_step_s)
         )
         console = stdout()
         for line in lines:
             console.print(line, markup=False, soft_wrap=True)
-    for path in () if outputs.rows is None else found.write_times(outputs.rows):
+    for path in () if outputs.rows is None else answer.write_times(outputs.rows):
         wrote(path)
     if outputs.trace is not None:
-        found.write_trace(outputs.trace)
+        answer.write_trace(outputs.trace)
         wrote(outputs.trace)
     return 0
 

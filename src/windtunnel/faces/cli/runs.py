@@ -35,11 +35,11 @@ def delete_runs(question: RunsDelete, outputs: Outputs) -> None:
         note(f"deleted {Path(question.runs) / name}")
 
 
-def _print(question: RunsList | RunsTag, found: Listed, outputs: Outputs, *, some: bool) -> None:
+def _print(question: RunsList | RunsTag, listing: Listed, outputs: Outputs, *, some: bool) -> None:
     from windtunnel.faces.report.runs import runs_document
 
-    document = runs_document(found.runs, found.tags, question.runs, some=some)
-    give(question, found, outputs, document)
+    document = runs_document(listing.runs, listing.tags, question.runs, some=some)
+    give(question, listing, outputs, document)
 
 
 COMMANDS = (

@@ -85,11 +85,11 @@ def _emit(serving_plans: ServingPlans, form: Form, model: str, folder: Path) -> 
         wrote(folder / name)
 
 
-def _started(given: Given) -> Below:
+def _started(command_line: Given) -> Below:
     """What a command line of an engine, or a manifest, in the place of the model says."""
     from windtunnel.studies.serving.manifests import is_started, parts_of
 
-    text = str(given.flags.get("model", ""))
+    text = str(command_line.flags.get("model", ""))
     if not is_started(text):
         return Below({})
     parts = parts_of(text)
@@ -130,9 +130,9 @@ def show_pool(question: ServePool, outputs: Outputs) -> None:
 
     with working("serving"):
         pool = answer_pool(question)
-    drawn = pool.to_dict()
+    answer = pool.to_dict()
     grouped = isinstance(pool, PoolResult)
-    document = pool_document(drawn, question.pool.rpartition("/")[2]) if grouped else weight_pool_document(drawn)
+    document = pool_document(answer, question.pool.rpartition("/")[2]) if grouped else weight_pool_document(answer)
     give(question, pool, outputs, document)
 
 
@@ -141,12 +141,12 @@ def show_listen(question: ServeListen, outputs: Outputs) -> None:
     from windtunnel.http_guard import TOKEN_VARIABLE
     from windtunnel.studies.serving.study import listen
 
-    def told(where: str, token: str) -> None:
+    def announce(where: str, token: str) -> None:
         shown = f"of {TOKEN_VARIABLE}" if os.environ.get(TOKEN_VARIABLE) else token
         key = f"; clients send the token {shown} (`api_key`, Authorization: Bearer)" if token else ""
         note(f"{question.model.base} is at {where}/v1{key} (Ctrl-C ends it)")
 
-    listen(question, told)
+    listen(question, announce)
 
 
 FILES = ("report", "trace", "rows", "json", "full")

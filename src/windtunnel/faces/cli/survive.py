@@ -27,12 +27,12 @@ def survive(
     from windtunnel.studies.survive import job_of
 
     with working("predicting"):
-        _, asked = job_of(question)
+        _, job = job_of(question)
     if failures_out is not None:
-        write_atomically(failures_out, process_to_yaml(asked.process).encode())
+        write_atomically(failures_out, process_to_yaml(job.process).encode())
         note(f"wrote {failures_out}")
     with working("surviving"):
-        answer = survived(asked)
+        answer = survived(job)
     from windtunnel.faces.report.survival import survival_document
 
     model = "" if question.model is None else question.model.base
@@ -42,7 +42,7 @@ def survive(
         outputs,
         survival_document(answer, model),
         band=band_entry("ettr", answer.entries[0].ettr_p5, answer.entries[0].ettr_p95),
-        provenance={"failures": asked.process.source},
+        provenance={"failures": job.process.source},
     )
 
 

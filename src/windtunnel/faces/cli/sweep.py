@@ -36,8 +36,8 @@ def table(question: SweepTable, outputs: Outputs) -> None:
     from windtunnel.faces.report.sweeps import table_document
     from windtunnel.studies.sweeps.table import answer
 
-    found = answer(question)
-    give(question, found, outputs, table_document(found["rows"], question.table))
+    outcome = answer(question)
+    give(question, outcome, outputs, table_document(outcome["rows"], question.table))
 
 
 COMMANDS = (

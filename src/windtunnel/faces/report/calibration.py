@@ -35,7 +35,7 @@ def _views(answer: Calibration) -> Iterator[View]:
     points = sum(len(curve_chart.shapes) for curve_chart in shown)
     telling = [curve_chart for curve_chart in shown if _tells(curve_chart)]
     mean = sum(curve_chart.mean_error for curve_chart in telling) / len(telling) if telling else 0.0
-    worst = max(telling, key=lambda one: one.mean_error, default=None)
+    worst = max(telling, key=lambda chart: chart.mean_error, default=None)
     text = f"; {plain(worst.name)} {plain(worst.dtype)} is worst, {text_of(worst.mean_error, 'share')}" if worst else ""
     if worst is None:
         yield Headline(f"Curves pass through all of their {points:,} points, which says nothing of their error.")
@@ -83,10 +83,10 @@ def _picture(chart: CurveChart) -> Curve:
         Series("right", ends, ends, dashed=True, colour="line-7"),
         Series("points", chart.curve_s, chart.measured_s, chart.low_s, chart.high_s, "points", "line-0", labels=labels),
     ]
-    named = f"; off most: {', '.join(_worst(chart))}" if _tells(chart) else ""
+    remark = f"; off most: {', '.join(_worst(chart))}" if _tells(chart) else ""
     axes = Axis("curve", "s", log=True), Axis("measured", "s", log=True)
     return Curve(
-        f"{chart.name} {chart.dtype}", *axes, series, note=f"{len(chart.shapes):,} points: {chart.formula}{named}"
+        f"{chart.name} {chart.dtype}", *axes, series, note=f"{len(chart.shapes):,} points: {chart.formula}{remark}"
     )
 
 

@@ -49,23 +49,23 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _verdict(document: Mapping[str, Any], world: int) -> str:
-    found, played = document["verification"], document["verification"]["played"]
+    verification, played = document["verification"], document["verification"]["played"]
     count = len(document["classes"])
     kinds = f"{count} class{'es' if count > 1 else ''} of ranks"
     if "stages" not in document and "runs" not in document:
         return f"{played} ranks run, those that were asked for; nothing is said about the other {world - count:,}"
     if "runs" in document or played == world:
         return f"{kinds}; all {world:,} ranks were run"
-    drawn = len(found["drawn"])
-    checked = f"{drawn} drawn at random equal theirs" if drawn else "none was drawn at random to check that"
+    draws = len(verification["drawn"])
+    checked = f"{draws} drawn at random equal theirs" if draws else "none was drawn at random to check that"
     return f"{kinds}, from {played} ranks that were run; {checked}"
 
 
 def _calls(classes: Sequence[Mapping[str, Any]], which: str, more: str = "") -> Iterator[tuple[str, str, str, str]]:
     """Calls and bytes a step, of the class with most bytes; `to` where classes differ."""
     kinds: dict[str, list[tuple[int, int]]] = {}
-    for one in classes:
-        for kind, entry in one.get(which, {}).items():
+    for rank_class in classes:
+        for kind, entry in rank_class.get(which, {}).items():
             kinds.setdefault(kind, []).append((entry["calls"], entry["bytes"]))
     for kind, entries in sorted(kinds.items(), key=lambda pair: -max(moved for _, moved in pair[1])):
         yield (

@@ -165,9 +165,9 @@ def check_document(answer: Checked) -> Document:
 
 def github_lines(answer: Checked, path: str) -> list[str]:
     """The broken rules as annotations of a GitHub Action."""
-    named = path.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    file = path.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
     return [
-        f"::error file={named},title=windtunnel {finding.rule}::{plain(finding.said).replace('%', '%25')}"
+        f"::error file={file},title=windtunnel {finding.rule}::{plain(finding.said).replace('%', '%25')}"
         for finding in answer.findings
         if not finding.passed
     ]

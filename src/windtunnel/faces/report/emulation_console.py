@@ -11,41 +11,41 @@ from windtunnel.real.emulate.timeline import size_text
 from windtunnel.units import format_many, format_time
 
 
-def report_lines(asked: Emulation, outcome: Outcome, predicted_s: float | None = None) -> Iterator[str]:
+def report_lines(emulation: Emulation, outcome: Outcome, predicted_s: float | None = None) -> Iterator[str]:
     """The answer, top line first."""
     facts = outcome.facts
-    peers = asked.launch.world_size - 1
+    peers = emulation.launch.world_size - 1
     others = f"{format_many(peers, 'peer')} virtual"
-    yield f"rank {asked.rank} of {asked.launch.world_size:,} ran for real, {others}, on {asked.cluster}"
-    yield from _steps(asked, outcome, predicted_s)
+    yield f"rank {emulation.rank} of {emulation.launch.world_size:,} ran for real, {others}, on {emulation.cluster}"
+    yield from _steps(emulation, outcome, predicted_s)
     yield from _technique(facts)
     yield from _memory(facts)
-    yield from _faked(asked, facts)
+    yield from _faked(emulation, facts)
     for text in facts.get("notes") or ():
         yield f"note: {text}"
 
 
 def report_lines_of_several(
-    asked: Emulation, outcomes: Mapping[int, Outcome], predicted_s: float | None = None
+    emulation: Emulation, outcomes: Mapping[int, Outcome], predicted_s: float | None = None
 ) -> Iterator[str]:
     """The same of several real ranks: their steps and memory one after another, what they share once."""
-    size = asked.launch.world_size
+    size = emulation.launch.world_size
     peers = size - len(outcomes)
     others = "nobody virtual" if not peers else f"{format_many(peers, 'peer')} virtual"
     ranks = ", ".join(map(str, outcomes))
-    yield f"ranks {ranks} of {size:,} ran for real, each in a process of its own, {others}, on {asked.cluster}"
+    yield f"ranks {ranks} of {size:,} ran for real, each in a process of its own, {others}, on {emulation.cluster}"
     for rank, outcome in outcomes.items():
         yield f"rank {rank}"
-        for line in (*_steps(asked, outcome, None), *_memory(outcome.facts)):
+        for line in (*_steps(emulation, outcome, None), *_memory(outcome.facts)):
             yield f"  {line}"
     if predicted_s is not None:
-        yield f"predicted   {format_time(predicted_s)} on {asked.cluster} (the real ranks run on this machine)"
-    facts = outcomes[asked.rank].facts
+        yield f"predicted   {format_time(predicted_s)} on {emulation.cluster} (the real ranks run on this machine)"
+    facts = outcomes[emulation.rank].facts
     yield from _technique(facts)
-    yield from _faked(asked, facts)
+    yield from _faked(emulation, facts)
     missing = facts.get("without_program")
     if missing:
-        more = "" if asked.captured is not None else ", or give --captured FOLDER"
+        more = "" if emulation.captured is not None else ", or give --captured FOLDER"
         yield (
             f"note: no real rank is where {missing:,} virtual ones are in the groups that carry messages: they are"
             f" taken to compute what the first real rank does; name more --ranks{more}"
@@ -57,11 +57,11 @@ def report_lines_of_several(
 def _technique(facts: Mapping[str, Any]) -> Iterator[str]:
     technique = facts.get("technique")
     if technique is not None:
-        given = ", ".join(f"{key}={value}" for key, value in technique["parameters"].items() if value is not None)
+        parameters = ", ".join(f"{key}={value}" for key, value in technique["parameters"].items() if value is not None)
         share = (
             f"; {technique['share_sent']:.1%} of the gradients' elements were sent" if "share_sent" in technique else ""
         )
-        yield f"technique   {technique['name']} ({given}) on {technique['modules']} DistributedDataParallel{share}"
+        yield f"technique   {technique['name']} ({parameters}) on {technique['modules']} DistributedDataParallel{share}"
 
 
 def _steps(emulation: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:
@@ -88,9 +88,9 @@ def _steps(emulation: Emulation, outcome: Outcome, predicted_s: float | None) ->
         yield f"replayed    {format_time(replayed)} by the whole job, all ranks virtual, as fast as measured ({off})"
     if predicted_s is not None:
         yield f"predicted   {format_time(predicted_s)} on {emulation.cluster} (the real rank runs on this machine)"
-    settled, movement = facts.get("settled_at"), facts.get("movement")
-    if settled is not None:
-        yield f"settled     arrivals of peers hold since step {settled} (they last moved by {movement:.2%} of the step)"
+    since, movement = facts.get("settled_at"), facts.get("movement")
+    if since is not None:
+        yield f"settled     arrivals of peers hold since step {since} (they last moved by {movement:.2%} of the step)"
     elif movement is not None:
         yield f"settled     not yet: arrivals of peers last moved by {movement:.2%} of the step; run more steps"
     else:
@@ -109,37 +109,37 @@ def _memory(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"            {size_text(size):>8} {name}"
 
 
-def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
+def _faked(emulation: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
     kinds, control = facts.get("kinds") or {}, facts.get("control") or {}
     if not kinds and not control:
         yield "faked       nothing: the script communicated with nobody"
         return
-    told = ", ".join(f"{count:,} {kind} ({size_text(moved)})" for kind, (count, moved) in kinds.items())
+    traffic = ", ".join(f"{count:,} {kind} ({size_text(moved)})" for kind, (count, moved) in kinds.items())
     calls = ", ".join(f"{count:,} {kind}" for kind, count in control.items())
     aside = f"of objects and small tensors of the host: {calls}; these take no time here" if calls else ""
-    for number, text in enumerate(filter(None, (told, aside))):
+    for number, text in enumerate(filter(None, (traffic, aside))):
         yield f"{'' if number else 'faked':<12}{text}"
-    what = {"like-me": "peers hold what this rank holds; received messages are noise", "noise": "noise"}[asked.data]
-    if asked.ranks:
+    what = {"like-me": "peers hold what this rank holds; received messages are noise", "noise": "noise"}[emulation.data]
+    if emulation.ranks:
         what = "real ranks truly exchange theirs, and each peer holds what one of them holds"
-    if asked.tape is not None and asked.tape[0] == "replay":
-        what = f"from {asked.tape[1]}"
-    yield f"            data: {what}; times: their members' arrivals, priced on {asked.cluster}"
+    if emulation.tape is not None and emulation.tape[0] == "replay":
+        what = f"from {emulation.tape[1]}"
+    yield f"            data: {what}; times: their members' arrivals, priced on {emulation.cluster}"
     if facts.get("unplanned"):
         share = facts["unplanned"] / max(1, facts["unplanned"] + facts.get("planned", 0))
         count = facts["unplanned"]
         many = format_many(count, "communication")
         unlike = f"{many} ({share:.1%}) {'was' if count == 1 else 'were'} of steps unlike the others"
         yield f"            {unlike}: peers came when the real rank came"
-    if asked.slow:
-        worst = max(asked.slow, key=lambda rank: asked.slow[rank])
-        others = f", the slowest of {len(asked.slow):,}" if len(asked.slow) > 1 else ""
-        yield f"            rank {worst} slowed by {asked.slow[worst]:g}{others}"
-    if asked.peer_times:
-        yield f"            computing of other classes: as measured, {', '.join(map(str, asked.peer_times))}"
-    if _lacks_stages(asked, kinds):
+    if emulation.slow:
+        worst = max(emulation.slow, key=lambda rank: emulation.slow[rank])
+        others = f", the slowest of {len(emulation.slow):,}" if len(emulation.slow) > 1 else ""
+        yield f"            rank {worst} slowed by {emulation.slow[worst]:g}{others}"
+    if emulation.peer_times:
+        yield f"            computing of other classes: as measured, {', '.join(map(str, emulation.peer_times))}"
+    if _lacks_stages(emulation, kinds):
         yield "            messages came when asked for: other stages' programs are not known; give --captured FOLDER"
 
 
-def _lacks_stages(asked: Emulation, kinds: Mapping[str, object]) -> bool:
-    return "recv" in kinds and asked.captured is None and not asked.ranks
+def _lacks_stages(emulation: Emulation, kinds: Mapping[str, object]) -> bool:
+    return "recv" in kinds and emulation.captured is None and not emulation.ranks

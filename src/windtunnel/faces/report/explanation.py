@@ -134,12 +134,12 @@ def _details(answer: Explanation) -> Iterator[View]:
         yield Curve("Slowdown by step", Axis("step", "count"), axis, [series], [mean])
 
 
-def _mended(asked: Asked, replayed_ns: int) -> Notes:
+def _mended(ideal: Asked, replayed_ns: int) -> Notes:
     text = (
-        f"{text_of(asked.step_time_ns / 1e9, 's')} instead of {text_of(replayed_ns / 1e9, 's')}:"
-        f" {gain_words(asked.saved_ns, asked.share)}; a slowdown of {asked.slowdown:.3f} remains"
+        f"{text_of(ideal.step_time_ns / 1e9, 's')} instead of {text_of(replayed_ns / 1e9, 's')}:"
+        f" {gain_words(ideal.saved_ns, ideal.share)}; a slowdown of {ideal.slowdown:.3f} remains"
     )
-    return Notes(f"If {' and '.join(map(plain, asked.parts))} were ideal", [text])
+    return Notes(f"If {' and '.join(map(plain, ideal.parts))} were ideal", [text])
 
 
 def _parts(title: str, parts: Sequence[Part]) -> Table:
@@ -155,9 +155,9 @@ def _workers(answer: Explanation) -> Heat:
     names = list(slow)[:CELLS_MOST]
     low = max(min(slow.values()), 1.0)
     high = max(max(slow.values()), low + LEAST_SPAN)
-    known = all(replica >= 0 and stage >= 0 for replica, stage in place.values())
+    has_places = all(replica >= 0 and stage >= 0 for replica, stage in place.values())
     left_out = f" The slowest {len(names):,} workers of {len(slow):,}." if len(names) < len(slow) else ""
-    if not known:
+    if not has_places:
         names.sort(key=_natural)
         note = f"slowdown with only this rank as measured, all else ideal.{left_out}"
         sides = Grid("worker", len(names), [plain(name) for name in names]), Grid("", 1, [""])

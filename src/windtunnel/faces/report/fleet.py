@@ -109,8 +109,8 @@ def answer_document(fleet_answer: FleetAnswer) -> Document:
     own = fleet_answer.named
     bands = [figure["bands"] for figure in fleet_answer.figures if "bands" in figure]
     where = (own["trace"], own["cluster"], own["gpus"])
-    known = {line for outcome in fleet_answer.outcomes for line in left_out(outcome)}
-    warnings = [text for text in fleet_answer.warnings if text not in known]
+    omissions = {line for outcome in fleet_answer.outcomes for line in left_out(outcome)}
+    warnings = [text for text in fleet_answer.warnings if text not in omissions]
     return fleet_document(
         Fleet(
             *where,
@@ -204,24 +204,25 @@ def _details(answer: Fleet) -> Iterator[View]:
     last = max(float(outcome.end_s[ran].max()) for outcome, ran in runs if len(ran))
     use, queue = [], []
     times = np.linspace(first, last, TIMES + 1)
-    for one, ran in runs:
-        held = one.gpu_seconds[ran] / np.maximum(one.end_s[ran] - one.start_s[ran], 1e-9)  # mean over its stay
-        share = _level(one.start_s[ran], one.end_s[ran], held, times) / max(answer.gpus or 1, 1)
-        waiting = _level(one.jobs.submit_s[ran], one.start_s[ran], np.ones(len(ran)), times)
+    for outcome, ran in runs:
+        # Mean over its stay.
+        gpus = outcome.gpu_seconds[ran] / np.maximum(outcome.end_s[ran] - outcome.start_s[ran], 1e-9)
+        share = _level(outcome.start_s[ran], outcome.end_s[ran], gpus, times) / max(answer.gpus or 1, 1)
+        waiting = _level(outcome.jobs.submit_s[ran], outcome.start_s[ran], np.ones(len(ran)), times)
         x = [float(time - first) for time in times]
-        use.append(Series("in use", x, [float(min(value, 1.0)) for value in share], form="steps", panel=one.policy))
-        queue.append(Series("waiting", x, [float(value) for value in waiting], form="steps", panel=one.policy))
+        use.append(Series("in use", x, [float(min(value, 1.0)) for value in share], form="steps", panel=outcome.policy))
+        queue.append(Series("waiting", x, [float(value) for value in waiting], form="steps", panel=outcome.policy))
     yield Curve("GPUs in use", Axis("time", "s", low=0.0), Axis("share of the GPUs", "share", low=0.0, high=1.0), use)
     yield Curve("Jobs that wait", Axis("time", "s", low=0.0), Axis("jobs", "count"), queue)
     ages = []
-    for one, _ in runs:
-        jct = np.sort(one.jct_s[~np.isnan(one.jct_s)])
+    for outcome, _ in runs:
+        jct = np.sort(outcome.jct_s[~np.isnan(outcome.jct_s)])
         at = np.unique(np.linspace(0, max(len(jct) - 1, 0), min(len(jct), TIMES)).astype(np.int64)).tolist()
-        ages.append(Series(one.policy, [float(jct[k]) for k in at], [(k + 1) / len(jct) for k in at], form="steps"))
+        ages.append(Series(outcome.policy, [float(jct[k]) for k in at], [(k + 1) / len(jct) for k in at], form="steps"))
     log = all(min(age.x, default=0.0) > 0 for age in ages)
     yield Curve("Completion", Axis("JCT", "s", log=log), Axis("share of the jobs", "share", low=0.0, high=1.0), ages)
-    for one, ran in runs:
-        yield from _jobs(one, ran, first, answer.gpus or 0)
+    for outcome, ran in runs:
+        yield from _jobs(outcome, ran, first, answer.gpus or 0)
 
 
 def _ran(outcome: Outcome) -> NDArray[np.int64]:
@@ -232,8 +233,8 @@ def _ran(outcome: Outcome) -> NDArray[np.int64]:
 def _level(begin: Floats, end: Floats, amount: Floats, at: Floats) -> Floats:
     """What is held at each time: begun before or then, and not yet over."""
     begins, ends = np.argsort(begin, kind="stable"), np.argsort(end, kind="stable")
-    come, gone = np.concatenate([[0.0], np.cumsum(amount[begins])]), np.concatenate([[0.0], np.cumsum(amount[ends])])
-    level: Floats = come[np.searchsorted(begin[begins], at, "right")] - gone[np.searchsorted(end[ends], at, "right")]
+    come, leave = np.concatenate([[0.0], np.cumsum(amount[begins])]), np.concatenate([[0.0], np.cumsum(amount[ends])])
+    level: Floats = come[np.searchsorted(begin[begins], at, "right")] - leave[np.searchsorted(end[ends], at, "right")]
     return level.clip(0.0)
 
 
@@ -244,7 +245,7 @@ def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> 
     by_work = [int(at) for at in np.argsort(-outcome.gpu_seconds[ran], kind="stable")[:JOBS_SHOWN]]
     chosen = list(dict.fromkeys([*by_wait, *by_work]))[:JOBS_SHOWN]
     size = outcome.gpu_seconds[ran] / np.maximum(outcome.end_s[ran] - outcome.start_s[ran], 1e-9)
-    held = _level(outcome.start_s[ran], outcome.end_s[ran], size, outcome.jobs.submit_s[ran[chosen]])
+    busy_gpus = _level(outcome.start_s[ran], outcome.end_s[ran], size, outcome.jobs.submit_s[ran[chosen]])
     spans: list[list[Span]] = [[] for _ in range(LANES)]
     ends = [first] * LANES
     rows: list[tuple[str, float, float, float, float, float, str]] = []
@@ -253,7 +254,7 @@ def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> 
         start, end, wait = float(outcome.start_s[job]), float(outcome.end_s[job]), float(waited[at])
         lane = next((number for number in range(LANES) if ends[number] <= start), ends.index(min(ends)))
         ends[lane] = end
-        why = _why(wait, float(held[place]), float(size[at]), gpus)
+        why = _why(wait, float(busy_gpus[place]), float(size[at]), gpus)
         name = outcome.jobs.name[job]
         family, colour = ("waited", "line-1") if wait > 0 else ("did not wait", "line-0")
         spans[lane].append(Span(start - first, end - first, f"{name}: waited {text_of(wait, 's')}", family, colour))
@@ -267,13 +268,13 @@ def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> 
     yield Table(f"These jobs under {outcome.policy}", columns, ordered, folded=True)
 
 
-def _why(waited: float, held: float, size: float, gpus: int) -> str:
+def _why(waited: float, busy_gpus: float, size: float, gpus: int) -> str:
     """What is known of the moment it came: GPUs held by jobs that ran then, and those that it needs."""
     if waited <= 0:
         return "it did not wait"
-    free = gpus - held
+    free = gpus - busy_gpus
     if size > free + 0.5:
-        return f"{held:,.0f} of {gpus:,} GPUs were held when it came"
+        return f"{busy_gpus:,.0f} of {gpus:,} GPUs were held when it came"
     return f"{free:,.0f} GPUs were free when it came: the policy, its clock or placement held it back"
 
 
@@ -367,7 +368,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(plain, names[:NAMED])) + (f", and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 
 
-def sharing_document(found: Shared) -> Document:
+def sharing_document(sharing: Shared) -> Document:
     """Jobs on links that they share."""
     views: list[View] = []
     columns = [
@@ -377,7 +378,7 @@ def sharing_document(found: Shared) -> Document:
         Column("steps, shifted"),
         Column("not shifted"),
     ]
-    for name, links in found.placements.items():
+    for name, links in sharing.placements.items():
         slower = sum(slower_of(links)) / len(slower_of(links))
         if not views:
             shown = Number(slower - 1, "share")
@@ -395,18 +396,18 @@ def sharing_document(found: Shared) -> Document:
             for link in links
         ]
         views.append(Table(f"Placed {name}", columns, rows))
-    title = f"{sum(len(link.jobs) for link in found.placements['by fit'])} jobs on shared links"
-    return Document("traffic in turns", title, views, [], found.source)
+    title = f"{sum(len(link.jobs) for link in sharing.placements['by fit'])} jobs on shared links"
+    return Document("traffic in turns", title, views, [], sharing.source)
 
 
 def flows_document(study: FlowsStudy) -> Document:
     """Coflow completion times, policy by policy."""
     columns = [Column("policy"), *(Column(name, "s") for name in ("mean", "p50", "p95", "p99", "last end"))]
     rows: list[tuple[Cell, ...]] = []
-    for one in study.answers:
-        cct = one.cct_s
-        times = [cct.mean(), *np.percentile(cct, [50, 95, 99]), np.nanmax(one.finish_s)] if len(cct) else [None] * 5
-        rows.append((one.policy, *(None if value is None else float(value) for value in times)))
+    for answer in study.answers:
+        cct = answer.cct_s
+        times = [cct.mean(), *np.percentile(cct, [50, 95, 99]), np.nanmax(answer.finish_s)] if len(cct) else [None] * 5
+        rows.append((answer.policy, *(None if value is None else float(value) for value in times)))
     return Document("fleet flows", study.trace, [Table("Coflow completion time", columns, rows)])
 
 
@@ -414,8 +415,8 @@ def lint_document(lint_answer: LintAnswer) -> Document:
     """What is wrong with a trace, and what of it was not understood."""
     lines = [f"{finding.severity}: {finding.text}; {finding.remedy}" for finding in lint_answer.findings]
     unread = [
-        f"{one.count} of {lint_answer.read}: {one.reason}: {', '.join(one.examples)}"
-        for one in lint_answer.not_understood
+        f"{entry.count} of {lint_answer.read}: {entry.reason}: {', '.join(entry.examples)}"
+        for entry in lint_answer.not_understood
     ]
     bad = any(finding.severity == "error" for finding in lint_answer.findings)
     views: list[View] = [Notes("Found", lines, tone="bad" if bad else "warn"), Notes("Not understood", unread)]
@@ -424,11 +425,11 @@ def lint_document(lint_answer: LintAnswer) -> Document:
     )
 
 
-def live_document(found: LiveRun) -> Document:
+def live_document(live_run: LiveRun) -> Document:
     """Jobs that ran here, beside their simulation."""
     columns = (Column("job"), Column("state"), Column("real", "s"), Column("simulated", "s"))
-    rows = [(row["job"], row["state"], row["jct_s"], row["simulated_jct_s"]) for row in found.jobs]
-    mean, simulated = found.jct_mean_s, found.simulated_jct_mean_s
+    rows = [(row["job"], row["state"], row["jct_s"], row["simulated_jct_s"]) for row in live_run.jobs]
+    mean, simulated = live_run.jct_mean_s, live_run.simulated_jct_mean_s
     if mean is None:
         verdict = "no job completed"
     else:

@@ -30,7 +30,9 @@ def best_of(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
 
 def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]) -> Headline:
     """The first line: which policy is best, by how much, and whether a log bears that out."""
-    key, name, unit, less = next((one for one in JUDGED if isinstance(best.get(one[0]), float | int)), JUDGED[0])
+    key, name, unit, less = next(
+        (measure for measure in JUDGED if isinstance(best.get(measure[0]), float | int)), JUDGED[0]
+    )
     value = best.get(key)
     if not isinstance(value, float | int):
         return Headline("No job came to its end.", tone="bad")
@@ -39,10 +41,10 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
     text = f"{best['policy']}: {text_of(number)} {name}"
     others = [entry for entry in rest if entry["policy"] != HAPPENED]
     if others:
-        loser = (max if less else min)(others, key=lambda one: float(one[key] or 0.0))
+        loser = (max if less else min)(others, key=lambda figure: float(figure[key] or 0.0))
         worst = float(loser[key] or 0.0)
         if abs(worst - value) <= ALIKE * abs(value):
-            alike = " and ".join((", ".join(str(one["policy"]) for one in others), str(best["policy"])))
+            alike = " and ".join((", ".join(str(figure["policy"]) for figure in others), str(best["policy"])))
             text = f"{alike} are alike: {text_of(number)} {name}"
         else:
             smaller, larger = sorted((worst, float(value)))
@@ -68,7 +70,7 @@ def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
     own = [entry for entry in own if not str(entry["policy"]).endswith(CHANGED)]
     if not own:
         return ""
-    nearest = min(own, key=lambda one: float(one.get("log_start_error_p50_s") or 0.0))
+    nearest = min(own, key=lambda figure: float(figure.get("log_start_error_p50_s") or 0.0))
     error, wait = float(nearest["log_wait_error"] or 0.0), float(nearest.get("queueing_delay_mean_s") or 0.0)
     log_wait = float(log.get("queueing_delay_mean_s") or wait / max(1.0 + error, 0.01))
     felt = abs(wait - log_wait) > FELT * float(nearest.get("jct_mean_s") or 0.0)

@@ -80,7 +80,7 @@ def _views(answer: Diagnosis) -> Iterator[View]:
 
 def _gap(answer: Diagnosis) -> Bars:
     """The predicted step in its parts above the measured one: the prediction, what each cause adds, and the rest."""
-    named = time_parts(answer.result.breakdown_ns, categories_of(answer.result))
+    parts = time_parts(answer.result.breakdown_ns, categories_of(answer.result))
     lost = [
         Part(cause.cause, cause.seconds, f"line-{at % 5 + 1}")
         for at, cause in enumerate(answer.causes)
@@ -90,7 +90,7 @@ def _gap(answer: Diagnosis) -> Bars:
     return Bars(
         "Predicted and measured",
         "s",
-        [Bar("predicted", named), Bar("measured", [Part("without a cause that was seen", base, "line-7"), *lost])],
+        [Bar("predicted", parts), Bar("measured", [Part("without a cause that was seen", base, "line-7"), *lost])],
     )
 
 

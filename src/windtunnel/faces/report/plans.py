@@ -60,10 +60,10 @@ def _views(answer: Plans, address: Callable[[Planned], str]) -> Iterator[View]:
         ]
     )
     yield _ranked(answer, address)
-    said = [f"What decides: {answer.decides}."] if answer.decides else []
+    lines = [f"What decides: {answer.decides}."] if answer.decides else []
     thumb = answer.rule_of_thumb
-    said += [] if thumb is None else [f"Rule of thumb: {words_of(thumb)}: {answer.rule_of_thumb_loses}."]
-    yield Notes("Why this one", [*said, _searched(answer)])
+    lines += [] if thumb is None else [f"Rule of thumb: {words_of(thumb)}: {answer.rule_of_thumb_loses}."]
+    yield Notes("Why this one", [*lines, _searched(answer)])
 
 
 def _details(answer: Plans) -> Iterator[View]:
@@ -75,25 +75,25 @@ def _details(answer: Plans) -> Iterator[View]:
         columns = ("plan", "GPUs", "step", "GPU-h/M tokens", "memory")
         units = ("text", "count", "s", "", "B")
         rows = [
-            (words_of(one), one.n_gpus, one.step_time_s, one.gpu_hours_per_million_tokens, one.peak_memory_bytes)
-            for one in answer.front
+            (words_of(plan), plan.n_gpus, plan.step_time_s, plan.gpu_hours_per_million_tokens, plan.peak_memory_bytes)
+            for plan in answer.front
         ]
         note = "no plan that was found is better in time, cost and memory at once"
         yield Table("The front", [Column(*pair) for pair in zip(columns, units, strict=True)], rows, note, most=30)
     if answer.techniques is not None:
-        tried = answer.techniques
+        trials = answer.techniques
         text = (
-            f"{tried['predicted']} predictions on the {tried['finalists']} best plans, {tried['unfit_pairs']} sets that"
-            " do not go together left out; the proof is of plans without any"
+            f"{trials['predicted']} predictions on the {trials['finalists']} best plans, {trials['unfit_pairs']} sets"
+            " that do not go together left out; the proof is of plans without any"
         )
-        skipped = [f"{name} cannot be tried: {reason}" for name, reason in tried["skipped"].items()]
+        skipped = [f"{name} cannot be tried: {reason}" for name, reason in trials["skipped"].items()]
         yield Notes("Techniques", [text, *skipped])
     if answer.launch:
         yield Files("To run the best plan", list(answer.launch.items()))
 
 
-def _step(one: Planned) -> Number:
-    return Number(one.step_time_s, "s", one.p5_s, one.p95_s)
+def _step(plan: Planned) -> Number:
+    return Number(plan.step_time_s, "s", plan.p5_s, plan.p95_s)
 
 
 def _ranked(answer: Plans, address: Callable[[Planned], str]) -> Table:
@@ -103,11 +103,11 @@ def _ranked(answer: Plans, address: Callable[[Planned], str]) -> Table:
         *(Column("p95", "s"), Column("memory", "B"), Column("MFU", "share"), Column("GPU-h/M tokens", "")),
     ]
     more: list[tuple[str, str, Callable[[Planned], float | None]]] = [
-        ("per M tokens", "$", lambda one: one.cost_per_million_tokens),
-        ("tokens/J", "", lambda one: one.tokens_per_joule if answer.objective == "energy" else None),
-        ("under trouble", "s", lambda one: one.effective_step_time_s),
+        ("per M tokens", "$", lambda plan: plan.cost_per_million_tokens),
+        ("tokens/J", "", lambda plan: plan.tokens_per_joule if answer.objective == "energy" else None),
+        ("under trouble", "s", lambda plan: plan.effective_step_time_s),
     ]
-    more = [one for one in more if any(one[2](plan) is not None for plan in plans)]
+    more = [column for column in more if any(column[2](plan) is not None for plan in plans)]
     rows: list[Sequence[Cell]] = [
         (
             number, words_of(plan), plan.n_gpus, plan.step_time_s, plan.p5_s, plan.p95_s, plan.peak_memory_bytes,
@@ -132,11 +132,11 @@ def _searched(answer: Plans) -> str:
 
 def _picture(answer: Plans) -> Iterator[Curve]:
     """Time against memory: the best, the front, the others and the rule of thumb."""
-    best, front = answer[0], {one.reproduce for one in answer.front}
+    best, front = answer[0], {plan.reproduce for plan in answer.front}
     groups: dict[str, list[Planned]] = {"best": [best], "front": [], "others": [], "rule of thumb": []}
-    shown = {one.reproduce: one for one in (*answer.front, *answer.plans) if one.reproduce != best.reproduce}
-    for one in shown.values():
-        groups["front" if one.reproduce in front else "others"].append(one)
+    shown = {plan.reproduce: plan for plan in (*answer.front, *answer.plans) if plan.reproduce != best.reproduce}
+    for plan in shown.values():
+        groups["front" if plan.reproduce in front else "others"].append(plan)
     if answer.rule_of_thumb is not None:
         groups["rule of thumb"].append(answer.rule_of_thumb)
     series = [
@@ -156,11 +156,11 @@ def _picture(answer: Plans) -> Iterator[Curve]:
 
 def _choices(choices: Sequence[Choice]) -> Iterator[View]:
     """What the next best value of each field costs, with all else chosen again; then what bounds say of others."""
-    known = [choice for choice in choices if choice.exact]
-    if known:
+    exact = [choice for choice in choices if choice.exact]
+    if exact:
         bars = [
             Bar(words({choice.field: choice.value}), [Part("slower by", max(choice.regret, 0.0), "line-0")])
-            for choice in known
+            for choice in exact
         ]
         yield Bars("Other choices, with all else chosen again: slower by", "share", bars)
     bounded = [choice for choice in choices if not choice.exact and choice.regret > 0]
@@ -168,7 +168,9 @@ def _choices(choices: Sequence[Choice]) -> Iterator[View]:
         lines = [
             f"{field_words(field)}: "
             + ", ".join(f"{value_words(choice.value)} {text_of(choice.regret, 'share')}" for choice in of_field)
-            for field, of_field in groupby(sorted(bounded, key=lambda one: one.field), key=lambda one: one.field)
+            for field, of_field in groupby(
+                sorted(bounded, key=lambda choice: choice.field), key=lambda choice: choice.field
+            )
         ]
         yield Notes("Others are slower by at least", lines)
     unknown = [words({choice.field: choice.value}) for choice in choices if not choice.exact and choice.regret <= 0]
@@ -178,7 +180,7 @@ def _choices(choices: Sequence[Choice]) -> Iterator[View]:
 
 def _nothing_fits(answer: Plans) -> Iterator[View]:
     legal = answer.space["legal"]
-    remedy = min(answer.remedies, key=lambda one: one.planned.step_time_s, default=None)
+    remedy = min(answer.remedies, key=lambda remedy: remedy.planned.step_time_s, default=None)
     help_ = (
         "" if remedy is None else f" {remedy.change} makes one fit: {text_of(remedy.planned.step_time_s, 's')} a step."
     )
@@ -195,8 +197,8 @@ def _nothing_fits(answer: Plans) -> Iterator[View]:
     columns = (Column("plan"), Column("needs", "B"), Column("of", "B"), Column("too much", "B"))
     yield Table("The nearest", columns, misses)
     rows = [
-        (one.change, words_of(one.planned), one.planned.step_time_s, one.planned.peak_memory_bytes)
-        for one in answer.remedies
+        (remedy.change, words_of(remedy.planned), remedy.planned.step_time_s, remedy.planned.peak_memory_bytes)
+        for remedy in answer.remedies
     ]
     columns = (Column("change"), Column("plan"), Column("step", "s"), Column("memory", "B"))
     yield Table("What makes one fit, each predicted", columns, rows)
@@ -228,7 +230,7 @@ def cuts_document(answer: Mapping[str, Any]) -> Document:
         if fits
         else f"Nothing fits: none of {space['legal']} numbers of stages. The nearest: {cut}."
     )
-    named = (Column("stage"), Column("units", "count"), Column("a micro-batch", "s"), Column("memory", "B"))
+    stage_columns = (Column("stage"), Column("units", "count"), Column("a micro-batch", "s"), Column("memory", "B"))
     how = (
         f"{space['legal']} numbers of stages and replicas, each cut by dynamic programming and walked through;"
         f" {answer['seconds']:.1f} s."
@@ -236,7 +238,7 @@ def cuts_document(answer: Mapping[str, Any]) -> Document:
     views: list[View] = [
         Headline(verdict, "step time", step, "good" if fits else "bad"),
         Table("Best cuts" if fits else "The nearest", columns, rows),
-        Table("Stages of the first", named, stages, most=len(stages)),
+        Table("Stages of the first", stage_columns, stages, most=len(stages)),
         Notes("Assumed", [how, *answer["assumed"]]),
     ]
     return Document("plans", "Cuts of a captured script", views, command=best["reproduce"])
@@ -248,9 +250,9 @@ def words(plan: Mapping[str, object]) -> str:
     return " · ".join(fields) or "data-parallel"
 
 
-def words_of(one: Planned) -> str:
+def words_of(plan: Planned) -> str:
     """A plan with its techniques, in short."""
-    return " + ".join([words(one.plan), *one.techniques])
+    return " + ".join([words(plan.plan), *plan.techniques])
 
 
 def proof(answer: Plans) -> str:
@@ -267,6 +269,6 @@ def proof(answer: Plans) -> str:
 def value_words(value: object) -> str:
     """One value of a plan; of several that are alike, how many."""
     if isinstance(value, list | tuple):
-        runs = [(one, len(list(same))) for one, same in groupby(value)]
-        return ",".join(f"{one}*{times}" if times > 2 else ",".join([str(one)] * times) for one, times in runs)
+        runs = [(member, len(list(same))) for member, same in groupby(value)]
+        return ",".join(f"{member}*{times}" if times > 2 else ",".join([str(member)] * times) for member, times in runs)
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -86,10 +86,12 @@ def _find(text: str, root: Path) -> Path:
                 raise InputFileError(text, f"fits {len(paths)} runs in {root}", f"give more digits of {names}")
             if paths:
                 return paths[0] / RESULT_FILE
-        known = sorted(folder.parent.name for folder in root.glob(f"*/{RESULT_FILE}"))
+        hashes = sorted(folder.parent.name for folder in root.glob(f"*/{RESULT_FILE}"))
     except (OSError, ValueError) as error:  # a name too long for the system, or with a null byte
         raise InputFileError(text, f"is no path ({error})", "give a run folder, its result.json or its hash") from None
-    remedy = f"runs in {root}: {', '.join(known[:6])}{', ...' if len(known) > 6 else ''}" if known else "save one first"
+    remedy = (
+        f"runs in {root}: {', '.join(hashes[:6])}{', ...' if len(hashes) > 6 else ''}" if hashes else "save one first"
+    )
     raise InputFileError(text, "there is no such run", remedy)
 
 

@@ -76,12 +76,12 @@ class RunList:
                         saved.append((-(folder / RESULT_FILE).stat().st_mtime, folder.name))
             saved.sort()
             names = {name for _, name in saved}
-            self._known = {name: one for name, one in self._known.items() if name in names}
-            found = []
+            self._known = {name: entry for name, entry in self._known.items() if name in names}
+            runs = []
             for _, name in saved[:most]:
                 with suppress(FileNotFoundError):
-                    found.append(self._run(self.root / name))
-        return found, len(saved)
+                    runs.append(self._run(self.root / name))
+        return runs, len(saved)
 
     def names(self) -> list[str]:
         """Names of all runs; no run is read."""
@@ -107,11 +107,11 @@ class RunList:
     def _run(self, folder: Path) -> Run:
         status = (folder / RESULT_FILE).stat()
         stamp = (status.st_size, status.st_mtime_ns)
-        known = self._known.get(folder.name)
-        if known is None or known[0] != stamp:
-            known = (stamp, summary(folder.name, folder, status.st_mtime))
-            self._known[folder.name] = known
-        return known[1]
+        entry = self._known.get(folder.name)
+        if entry is None or entry[0] != stamp:
+            entry = (stamp, summary(folder.name, folder, status.st_mtime))
+            self._known[folder.name] = entry
+        return entry[1]
 
     def result(self, name: str) -> Result:
         """The whole of one run. InputFileError where there is none of this name."""
@@ -147,14 +147,14 @@ class RunList:
 
     def tag(self, name: str, text: str) -> tuple[str, ...]:
         """Give a run the tags in `text`, with commas between; returns them."""
-        given = tuple(dict.fromkeys(part.strip()[:TAG_LENGTH_MOST] for part in text.split(",") if part.strip()))
+        labels = tuple(dict.fromkeys(part.strip()[:TAG_LENGTH_MOST] for part in text.split(",") if part.strip()))
         with self._lock:  # two tabs tag at once
             self.result_path(name)
-            tags = self.tags() | {name: given[:TAGS_MOST]}
-            if not given:
+            tags = self.tags() | {name: labels[:TAGS_MOST]}
+            if not labels:
                 del tags[name]
             self._write(tags)
-        return given[:TAGS_MOST]
+        return labels[:TAGS_MOST]
 
     def _write(self, tags: dict[str, tuple[str, ...]]) -> None:
         write_atomically(self.root / TAGS_FILE, json.dumps(tags, indent=1, sort_keys=True).encode())
@@ -181,13 +181,13 @@ def answer(question: RunsList) -> Listed:
 def answer_tag(question: RunsTag) -> Listed:
     """Tag runs, and list all. All names are read before anything is changed. Raises SpecError."""
     listed = RunList(Path(question.runs))
-    names, given = listed.names(), []
+    names, changes = listed.names(), []
     for text in question.tags:
         run, equals, tags = text.partition("=")
         if not equals:
             raise SpecError("tags", text, "write RUN=a,b; RUN= takes all tags away")
-        given.append((_named("tags", run.strip(), names), tags))
-    for name, tags in given:
+        changes.append((_named("tags", run.strip(), names), tags))
+    for name, tags in changes:
         listed.tag(name, tags)
     return answer(RunsList(runs=question.runs))
 
@@ -207,11 +207,11 @@ def answer_delete(question: RunsDelete) -> tuple[str, ...]:
 
 def _named(field: str, text: str, names: Sequence[str]) -> str:
     """The one run whose name begins with these digits."""
-    found = [name for name in names if text and name.startswith(text)]
-    if len(found) != 1:
-        several = f"fits {len(found)} runs: give more digits" if found else "give the first digits of a listed run"
+    matches = [name for name in names if text and name.startswith(text)]
+    if len(matches) != 1:
+        several = f"fits {len(matches)} runs: give more digits" if matches else "give the first digits of a listed run"
         raise SpecError(field, text, several)
-    return found[0]
+    return matches[0]
 
 
 def told_apart(runs: Sequence[Run]) -> dict[str, str]:
@@ -219,13 +219,13 @@ def told_apart(runs: Sequence[Run]) -> dict[str, str]:
     alike: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         alike.setdefault((run.model, run.where, run.layout), []).append(run)
-    found = {}
+    texts = {}
     for group in alike.values():
         common = set(group[0].asked).intersection(*(run.asked for run in group))
         for run in group:
             own = (text.removeprefix("--").removeprefix("set ") for text in run.asked if text not in common)
-            found[run.name] = " · ".join(own)
-    return found
+            texts[run.name] = " · ".join(own)
+    return texts
 
 
 def _asked(command: str) -> tuple[str, ...]:

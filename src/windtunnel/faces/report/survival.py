@@ -62,17 +62,17 @@ RANKS_SHOWN = 16
 
 def survival_document(answer: Survival, model: str = "") -> Document:
     """Everything that there is to see of policies on the same failures, the best one first."""
-    asked = answer.asked
+    job = answer.asked
     entries = sorted(answer.entries, key=lambda policy_entry: (-policy_entry.ettr, answer.entries.index(policy_entry)))
-    gpus = format_many(asked.gpus, "GPU")
-    days = f"{asked.days:g} day{'' if asked.days == 1 else 's'}"
+    gpus = format_many(job.gpus, "GPU")
+    days = f"{job.days:g} day{'' if job.days == 1 else 's'}"
     return Document(
         "survival",
         f"{model} on {gpus} for {days}" if model else f"{gpus} for {days}",
         list(_views(answer, entries)),
         list(_details(answer, entries)),
-        f"{format_many(asked.replicas, 'replica')} of {format_many(asked.stages, 'stage')}"
-        f" · failures {plain(asked.process.name)} ({plain(asked.process.source)}) · {format_many(asked.seeds, 'run')}",
+        f"{format_many(job.replicas, 'replica')} of {format_many(job.stages, 'stage')}"
+        f" · failures {plain(job.process.name)} ({plain(job.process.source)}) · {format_many(job.seeds, 'run')}",
     )
 
 
@@ -253,7 +253,7 @@ def spot_document(answer: SpotAnswer) -> Document:
     went = sum(minute.removed for minute in answer.trace.minutes)
     best = max(answer.entries, key=lambda spot_entry: spot_entry.samples)
     others = [entry for entry in answer.entries if entry is not best]
-    beside = "".join(f", {one.policy} {text_of(one.samples, 'count')}" for one in others)
+    beside = "".join(f", {entry.policy} {text_of(entry.samples, 'count')}" for entry in others)
     columns = [
         *(Column("policy"), Column("samples", "count"), Column("samples/s", ""), Column("effective time", "share")),
         *(Column("moving", "s"), Column("node-hours", ""), Column("samples per node-hour", "count")),

@@ -17,25 +17,25 @@ def techniques_document(listed: Sequence[Mapping[str, object]]) -> Document:
     return Document("techniques", format_many(len(listed), "technique"), [_listed(entry) for entry in listed])
 
 
-def _listed(one: Mapping[str, Any]) -> Notes:
-    names = f" (also {', '.join(one['aliases'])})" if one["aliases"] else ""
-    lines = _here(one)
-    lines += [one["does"], f"needs: {one['needs']}", f"runs: {one['runs']}"]
-    lines += [f"not with: {', '.join(one['excludes'])}"] if one["excludes"] else []
-    for parameter in one["parameters"]:
+def _listed(technique: Mapping[str, Any]) -> Notes:
+    names = f" (also {', '.join(technique['aliases'])})" if technique["aliases"] else ""
+    lines = _here(technique)
+    lines += [technique["does"], f"needs: {technique['needs']}", f"runs: {technique['runs']}"]
+    lines += [f"not with: {', '.join(technique['excludes'])}"] if technique["excludes"] else []
+    for parameter in technique["parameters"]:
         choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
         lines.append(f"{parameter['name']}={_shown(parameter['default'])} {parameter['help']}{choices}")
-    return Notes(f"{one['name']}{names}", lines)
+    return Notes(f"{technique['name']}{names}", lines)
 
 
-def _here(one: Mapping[str, Any]) -> list[str]:
+def _here(technique: Mapping[str, Any]) -> list[str]:
     """What it would bring to the job that was named."""
-    if "cannot" in one:
-        return [f"not here: {one['cannot']}"]
-    if "gain" not in one:
+    if "cannot" in technique:
+        return [f"not here: {technique['cannot']}"]
+    if "gain" not in technique:
         return []
-    without, after = format_time(one["step_time_without_s"]), format_time(one["step_time_s"])
-    return [f"here: {without} a step without, {after} with: {one['gain']:.3f} x", f"add: {one['line']}"]
+    without, after = format_time(technique["step_time_without_s"]), format_time(technique["step_time_s"])
+    return [f"here: {without} a step without, {after} with: {technique['gain']:.3f} x", f"add: {technique['line']}"]
 
 
 def gain_lines(gain: TechniqueGain) -> list[str]:

@@ -44,13 +44,13 @@ START = {
 @cache
 def plan_fields() -> Mapping[str, Input]:
     """Every field of a plan by its name."""
-    return {one.name: one for one in inputs_of(Plan)}
+    return {field.name: field for field in inputs_of(Plan)}
 
 
 def plan_of(values: Mapping[str, str]) -> dict[str, object]:
     """The fields of a plan that a form fills, as plain data."""
-    given = {name: values.get(name, "").strip() for name in plan_fields()}
-    return {name: value_of(plan_fields()[name], text) for name, text in given.items() if text}
+    texts = {name: values.get(name, "").strip() for name in plan_fields()}
+    return {name: value_of(plan_fields()[name], text) for name, text in texts.items() if text}
 
 
 def file_or_name(field: str, text: str, uploads: Path) -> str:
@@ -99,11 +99,11 @@ class Asked:
             "plan": {**stated.fields, **self.plan},
             "scenario": plain_part(self.scenario),
         }
-        given = set_paths(data, Predict, changes)
+        paths = set_paths(data, Predict, changes)
         try:
             predict: Predict = read(data)
         except SpecError as error:
-            name = as_given(error.field, given)
+            name = as_given(error.field, paths)
             raise SpecError(name.removeprefix("plan."), error.value, error.remedy) from None
         return predict, stated.notes
 
@@ -116,8 +116,8 @@ class Asked:
     def as_python(self) -> str:
         """The question as a call of the library."""
         arguments = [repr(self.model), repr(self.cluster), repr(self.settled())]
-        given = {name: getattr(self.scenario, name) for name in NAMES} | {"slow": list(self.scenario.slow)}
-        arguments += [f"{name}={value!r}" for name, value in given.items() if value]
+        values = {name: getattr(self.scenario, name) for name in NAMES} | {"slow": list(self.scenario.slow)}
+        arguments += [f"{name}={value!r}" for name, value in values.items() if value]
         return f"import windtunnel\n\nresult = windtunnel.predict({', '.join(arguments)})\n"
 
     def as_yaml(self) -> str:
@@ -129,13 +129,13 @@ class Asked:
 
 def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
     """The question that a form's fields ask. Raises SpecError, its field named as in the form."""
-    named, file = values.get("model", ""), values.get("plan_file", "").strip()
+    model_text, file = values.get("model", ""), values.get("plan_file", "").strip()
     plan_file = Path(file_or_name("plan_file", file, uploads)) if file else None
     if file and not FILE.fullmatch(file):
         raise SpecError("plan_file", file, "drop a plan on the page, in YAML or the framework's own, and give its name")
-    if plan_file is not None and not named.strip() and is_stated(file):
-        named, plan_file = file, None  # the file states the model too
-    model = file_or_name("model", named, uploads)
+    if plan_file is not None and not model_text.strip() and is_stated(file):
+        model_text, plan_file = file, None  # the file states the model too
+    model = file_or_name("model", model_text, uploads)
     gpu = file_or_name("gpu", values.get("gpu", ""), uploads)
     gpus = values.get("gpus", "").strip()
     if gpus and not (gpus.replace(",", "").isdigit() and int(gpus.replace(",", ""))):

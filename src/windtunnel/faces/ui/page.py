@@ -71,13 +71,13 @@ class Page:
         """A template of this package with its parts."""
         return page_template(template, "windtunnel.faces.ui").render(**parts)
 
-    def result(self, asked: Asked) -> Result:
+    def result(self, form: Asked) -> Result:
         """The answer to a question; the last ones are kept, since keeping, going back and advice ask the same again."""
         files = self.jobs.uploads  # a file that is dropped again may answer otherwise
-        key = (repr(asked), files.stat().st_mtime_ns if files.is_dir() else 0)
+        key = (repr(form), files.stat().st_mtime_ns if files.is_dir() else 0)
         with self.lock:
             if key not in self._answered:
-                self._answered[key] = asked.answer()
+                self._answered[key] = form.answer()
             self._answered.move_to_end(key)
             while len(self._answered) > KEPT_MOST:
                 self._answered.popitem(last=False)
@@ -109,9 +109,9 @@ class Page:
     def answer(self, values: Mapping[str, str]) -> str:
         """The answer to a filled form, or what is wrong with it."""
         try:
-            asked = asked_of(values, self.jobs.uploads)
-            result = self.result(asked)
-            python, yaml = asked.as_python(), asked.as_yaml()
+            form = asked_of(values, self.jobs.uploads)
+            result = self.result(form)
+            python, yaml = form.as_python(), form.as_yaml()
         except UserError as error:
             field = field_of(error)
             remedy = "; or press Find the best plan, which chooses the layout" if field in LAYOUT else ""
@@ -130,9 +130,9 @@ class Page:
     def advice(self, values: Mapping[str, str]) -> str:
         """What would make a filled form's step shorter, or make it fit; nothing where the form is wrong."""
         try:
-            asked = asked_of(values, self.jobs.uploads)
+            form = asked_of(values, self.jobs.uploads)
             with self.lock:
-                result = asked.answer(advice=True)
+                result = form.answer(advice=True)
         except UserError:
             return ""  # the answer beside it says what is wrong
         views = advice_views(result)
@@ -146,15 +146,15 @@ class Page:
 
     def search(self, values: Mapping[str, str]) -> str:
         """Begin a search for the best plan of a filled form's model on its cluster; the job's name."""
-        asked = asked_of(values, self.jobs.uploads)
-        asked.question()  # says what is wrong before anything runs
-        settled = asked.settled()
-        words = [Path(asked.model).name, "--cluster", Path(asked.cluster).name]  # a dropped file by its name alone
+        form = asked_of(values, self.jobs.uploads)
+        form.question()  # says what is wrong before anything runs
+        settings = form.settled()
+        words = [Path(form.model).name, "--cluster", Path(form.cluster).name]  # a dropped file by its name alone
         for name in SEARCH_KEEPS:
-            if name in settled:
-                words += [f"--{name.replace('_', '-')}", shown(settled[name])]
-        words += [word for text in asked.sets for word in ("--set", text)]
-        words += [word for text in asked.scenario.slow for word in ("--slow", Path(text).name)]
+            if name in settings:
+                words += [f"--{name.replace('_', '-')}", shown(settings[name])]
+        words += [word for text in form.sets for word in ("--set", text)]
+        words += [word for text in form.scenario.slow for word in ("--slow", Path(text).name)]
         return self.jobs.start("plan", shlex.join(words))
 
     # Vary
@@ -180,25 +180,25 @@ class Page:
             price = float(values.get("price", "").strip() or 2.5)
             if not 0.0 <= price < math.inf:
                 raise ValueError
-            asked = asked_of(values, self.jobs.uploads)
+            form = asked_of(values, self.jobs.uploads)
             with self.lock:
-                found = points(values.get("vary", "tp"), values, self.jobs.uploads)
+                answers = points(values.get("vary", "tp"), values, self.jobs.uploads)
         except UserError as error:
             return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
         except ValueError:
             return self.draw("mistake.html.j2", text="price: give a number of dollars per GPU-hour", field="price")
         try:
-            resolved = resolved_of(self.result(asked))
+            resolved = resolved_of(self.result(form))
         except UserError:  # its own line of the table says so
             resolved = {}
-        answered = [point for point in found if not point.problem]
+        answered = [point for point in answers if not point.problem]
         return self.draw(
             "points.html.j2",
             vary=VARIED[values.get("vary", "tp")],
             price=price,
             resolved=resolved,
             slow=values.get("vary") == "slow",
-            points=found,
+            points=answers,
             best=min((point for point in answered if point.fits), key=lambda point: point.step_time_s, default=None),
             now_s=next((point.step_time_s for point in answered if point.now), 0.0),
             now_p5_s=next((point.p5_s for point in answered if point.now), 0.0),
@@ -295,8 +295,8 @@ class Page:
             started = {field.name: field.value for field in fields if not FILE.fullmatch(field.value)}
             values = {**started, **values}
         groups: dict[str, list[Input]] = {}
-        for one in fields:
-            groups.setdefault("rare" if one.rare else one.group, []).append(one)
+        for field in fields:
+            groups.setdefault("rare" if field.rare else field.group, []).append(field)
         return self.draw(
             "studies.html.j2",
             title="Studies",
@@ -351,10 +351,10 @@ ANSWER_MOST = 200_000
 def form_of(job: Job) -> dict[str, str]:
     """The fields of a study's form as they were when it was asked; its words where those are no question's."""
     try:
-        asked = question_of_command(job.command)
+        question = question_of_command(job.command)
     except UserError:
         return {"verb": job.verb, "words": shlex.join(job.words)}
-    return {"verb": job.verb, **{one.name: one.value for one in inputs(job.verb, asked) if one.value}}
+    return {"verb": job.verb, **{field.name: field.value for field in inputs(job.verb, question) if field.value}}
 
 
 def resolved_of(result: Result) -> dict[str, str]:
@@ -367,11 +367,11 @@ def plans_of(answer: str) -> str:
     """What `plan --json` found as its report shows it, each plan linked to Ask; empty for anything else."""
     try:
         document = json.loads(answer)
-        for one in (
+        for plan in (
             *document["plans"],
             *document["front"],
         ):  # JSON's keys are sorted; a plan is said as a form shows it
-            one["plan"] = {name: one["plan"][name] for name in plan_fields() if name in one["plan"]}
+            plan["plan"] = {name: plan["plan"][name] for name in plan_fields() if name in plan["plan"]}
         return body_of(plans_document(Plans.from_dict(document), "", plan_address), heading=False)
     except (ValueError, KeyError, TypeError):
         return ""
@@ -381,8 +381,8 @@ def plan_address(plan: Planned) -> str:
     """Where Ask shows a plan that was found."""
     words = shlex.split(plan.reproduce)
     sets = [value for flag, value in pairwise(words) if flag == "--set"]
-    named = {"model": words[2], **plan.plan, **({"set": "\n".join(sets)} if sets else {})}
-    return f"/?{address_of(words[words.index('--cluster') + 1], named)}"
+    values = {"model": words[2], **plan.plan, **({"set": "\n".join(sets)} if sets else {})}
+    return f"/?{address_of(words[words.index('--cluster') + 1], values)}"
 
 
 def field_of(error: UserError) -> str:
@@ -393,5 +393,5 @@ def field_of(error: UserError) -> str:
     if isinstance(error, UnknownNameError):
         return {"model": "model", "GPU": "gpu", "pipeline schedule": "schedule"}.get(error.kind, "")
     text = str(error)
-    known = (*plan_fields(), "gpus")
-    return next((name for name in known if text.startswith((f"{name} ", f"{name}:"))), "")
+    names = (*plan_fields(), "gpus")
+    return next((name for name in names if text.startswith((f"{name} ", f"{name}:"))), "")

@@ -133,9 +133,9 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
         name = request.query_params.get("name", "")
         content = await request.body()
         try:
-            kept = await run_in_threadpool(page.jobs.add_file, name, content)
-            field = await run_in_threadpool(field_for, page.jobs.uploads / kept)
-            return Response(kept, media_type="text/plain", headers={"x-field": field})
+            file_name = await run_in_threadpool(page.jobs.add_file, name, content)
+            field = await run_in_threadpool(field_for, page.jobs.uploads / file_name)
+            return Response(file_name, media_type="text/plain", headers={"x-field": field})
         except UserError as error:
             return Response(str(error), 400, media_type="text/plain")
 
@@ -244,5 +244,5 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
 def scripts() -> dict[str, bytes]:
     """The files that the pages load, by their names. Styles are in the pages, so that they are painted at once."""
     folder = files("windtunnel.faces.ui") / "static"
-    found = {name: (folder / name).read_bytes() for name in SCRIPTS}
-    return found | {REPORT_SCRIPT: page_template(REPORT_SCRIPT).render().encode()}
+    contents = {name: (folder / name).read_bytes() for name in SCRIPTS}
+    return contents | {REPORT_SCRIPT: page_template(REPORT_SCRIPT).render().encode()}

@@ -27,26 +27,26 @@ def journalled(folder: Path, offset: int) -> tuple[list[Point], int]:
             lines = [line for _, line in zip(range(AT_ONCE), file, strict=False)]
     except OSError:  # not begun, or done: the table holds them all
         return [], offset
-    found = []
+    points = []
     for line in lines:
         if not line.endswith(b"\n"):  # still being written
             break
         offset += len(line)
         row = json.loads(line)
         point = point_of(row.get("inputs", {}), row["status"], row["outputs"])
-        found += [point] if point else []
-    return found, offset
+        points += [point] if point else []
+    return points, offset
 
 
 def tabled(folder: Path) -> list[Point]:
     """All points of a sweep that is done; of one that was stopped, those of its journal."""
     if not (folder / TABLE).is_file():
-        found, offset = journalled(folder, 0)
+        points_so_far, offset = journalled(folder, 0)
         while True:
             more, after = journalled(folder, offset)
             if after == offset:
-                return found
-            found, offset = [*found, *more], after
+                return points_so_far
+            points_so_far, offset = [*points_so_far, *more], after
     import pyarrow.parquet as pq
 
     rows = pq.read_table(folder / TABLE).to_pylist()
@@ -68,18 +68,20 @@ def point_of(inputs: Mapping[str, object], status: str, outputs: Mapping[str, ob
     if status != "ok" or not step or not rate:
         return None
     hours = float(numbers.get("n_gpus") or 0) / 3600.0 / rate * 1e6
-    asked = {name.removeprefix("plan."): value for name, value in inputs.items() if _is_input(name)}
-    cluster = str(asked.pop("cluster", ""))
-    words = " · ".join(f"{name} {shown(value)}" for name, value in sorted(asked.items()) if name != "model")
+    fields = {name.removeprefix("plan."): value for name, value in inputs.items() if _is_input(name)}
+    cluster = str(fields.pop("cluster", ""))
+    words = " · ".join(f"{name} {shown(value)}" for name, value in sorted(fields.items()) if name != "model")
     text = f"{cluster.rpartition(':')[2] + ' GPUs · ' if ':' in cluster else ''}{words}"
-    return [step, float(numbers.get("peak_memory_bytes") or 0) / 2**30, hours, text, address_of(cluster, asked)]
+    return [step, float(numbers.get("peak_memory_bytes") or 0) / 2**30, hours, text, address_of(cluster, fields)]
 
 
 def address_of(cluster: str, fields: Mapping[str, object]) -> str:
     """A question as Ask takes it in its address; fields that are no plain values are left out."""
     gpu, colon, count = cluster.rpartition(":")
-    asked = {**({"gpu": gpu, "gpus": count} if colon else {"gpu": count}), **fields}
-    return urlencode({name: shown(one) for name, one in asked.items() if isinstance(one, (str, int, float, list))})
+    query = {**({"gpu": gpu, "gpus": count} if colon else {"gpu": count}), **fields}
+    return urlencode(
+        {name: shown(value) for name, value in query.items() if isinstance(value, (str, int, float, list))}
+    )
 
 
 def shown(value: object) -> str:

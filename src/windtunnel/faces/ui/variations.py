@@ -75,17 +75,17 @@ def values_of(field: str, values: Mapping[str, str]) -> tuple[tuple[str, ...], s
     """Values that a field is tried at, and the one asked for, which is among them. SpecError where it is not varied."""
     if field not in VALUES:
         raise SpecError("vary", field, f"use one of {', '.join(VALUES)}")
-    tried = VALUES[field]
+    choices = VALUES[field]
     now = values.get(field, "").strip()
     if field in ("gpus", "global_batch"):
         now = now.replace(",", "")
         if not now.isdigit() or int(now) < 1:
             raise SpecError(field, now or None, "give a whole number")
-        tried = tuple(str(int(now) * 2**power // 8) for power in range(1, 7) if int(now) * 2**power % 8 == 0)
+        choices = tuple(str(int(now) * 2**power // 8) for power in range(1, 7) if int(now) * 2**power % 8 == 0)
     if not now:
-        known = plan_fields().get(field)
-        now = known.default if known else ""
-    return (tried if now in tried or not now else (*tried, now)), now
+        entry = plan_fields().get(field)
+        now = entry.default if entry else ""
+    return (choices if now in choices or not now else (*choices, now)), now
 
 
 def _answered(field: str, value: str, values: Mapping[str, str], uploads: Path, *, now: bool) -> tuple[str, Result]:
@@ -104,23 +104,23 @@ def _answered(field: str, value: str, values: Mapping[str, str], uploads: Path, 
 
 def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
     """An answer for each value; what cannot be says why."""
-    found = []
-    tried, here = values_of(field, values)
-    asked = None  # with what a framework or a cluster fills in where the question says nothing
+    answers = []
+    choices, here = values_of(field, values)
+    base = None  # with what a framework or a cluster fills in where the question says nothing
     with suppress(UserError):
-        asked = asked_of(values, uploads).answer()
-    for value in tried:
+        base = asked_of(values, uploads).answer()
+    for value in choices:
         now = value == here
         try:
             value, result = _answered(field, value, values, uploads, now=now)
         except UserError as error:
-            found.append(Point(value or "none", now, problem=str(error)))
+            answers.append(Point(value or "none", now, problem=str(error)))
             continue
         share = result.peak_memory.device_bytes / max(result.memory_capacity_bytes, 1)
-        found.append(
+        answers.append(
             Point(
                 value=value or "none",
-                now=now or (asked is not None and not compare(asked, result).spec),
+                now=now or (base is not None and not compare(base, result).spec),
                 step_time_s=result.step_time_s,
                 p5_s=result.step_time_p5_ns / 1e9,
                 p95_s=result.step_time_p95_ns / 1e9,
@@ -130,4 +130,4 @@ def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
                 fits=result.status == "ok",
             )
         )
-    return found
+    return answers

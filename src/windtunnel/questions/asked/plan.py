@@ -268,8 +268,8 @@ class Plan:
     def recompute_parts(self) -> frozenset[str]:
         """Named parts of selective recomputation; empty for none and full."""
         kind, _, parts = self.recompute.partition(":")
-        named = frozenset(parts.split(",")) if kind == "selective" else frozenset()
-        return named.union(*(WITH_PART.get(part, ()) for part in named))
+        names = frozenset(parts.split(",")) if kind == "selective" else frozenset()
+        return names.union(*(WITH_PART.get(part, ()) for part in names))
 
     @property
     def recompute_layers(self) -> int | None:
@@ -327,13 +327,17 @@ class Script:
 
 def _open() -> type:
     """A part with the fields of Plan, each None where it is left open."""
-    declared = [(one.path, Annotated[one.type | None, one.about], field(default=None)) for one in fields_of(Plan)]
-    made = make_dataclass("OpenPlan", declared, frozen=True, kw_only=True, namespace={"__pydantic_config__": STRICT})
-    made.__doc__, made.__module__ = (
+    declared = [
+        (entry.path, Annotated[entry.type | None, entry.about], field(default=None)) for entry in fields_of(Plan)
+    ]
+    part_type = make_dataclass(
+        "OpenPlan", declared, frozen=True, kw_only=True, namespace={"__pydantic_config__": STRICT}
+    )
+    part_type.__doc__, part_type.__module__ = (
         "The fields of a plan that are fixed; None: open, to be searched or assumed.",
         __name__,
     )
-    return made
+    return part_type
 
 
 if TYPE_CHECKING:

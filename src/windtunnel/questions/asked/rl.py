@@ -177,8 +177,8 @@ class Rl:
     @property
     def own_file(self) -> str | None:
         """The framework's own file: of `config`, or named in the place of the model."""
-        named = self.model.base if self.model is not None else ""
-        return self.config or (named if named.lower().endswith(OWN_FILES) else None)
+        base = self.model.base if self.model is not None else ""
+        return self.config or (base if base.lower().endswith(OWN_FILES) else None)
 
     def __post_init__(self) -> None:
         if self.own_file is None:

@@ -80,7 +80,7 @@ class Parts(TypedDict, total=False):
 
 
 CALM = Scenario()
-NAMES = tuple(one.name for one in fields(Scenario))
+NAMES = tuple(field.name for field in fields(Scenario))
 
 
 def with_parts(scenario: Scenario, parts: Mapping[str, Any]) -> Scenario:

@@ -94,8 +94,8 @@ class Nic:
 
     def cycles(self, node: Node, flows: float) -> float:
         """Of a packet at a node whose state for so many flows is here: what the cache does not hold is in memory."""
-        held = node.state_bytes * flows
-        hit = 1.0 if held <= self.cache_bytes else self.cache_bytes / held
+        state_bytes = node.state_bytes * flows
+        hit = 1.0 if state_bytes <= self.cache_bytes else self.cache_bytes / state_bytes
         return node.nic_cycles + node.accesses * (hit * self.cached_access_cycles + (1 - hit) * self.access_cycles)
 
 
@@ -124,8 +124,8 @@ def read_path(path: Path) -> DataPath:
     )
 
 
-def _node(path: Path, said: object) -> Node:
-    entry = _known(path, said, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
+def _node(path: Path, body: object) -> Node:
+    entry = _known(path, body, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
     for key in ("name", "host_cycles"):
         if key not in entry:
             raise InputFileError(path, f"has a node without {key}", REMEDY)
@@ -159,9 +159,9 @@ def nic_named(text: str) -> Nic:
     if text.endswith((".yaml", ".yml")):
         return _nic(text, read_form(text, REMEDY))
     folder = files(__package__) / "catalogue"
-    known = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
-    if text not in known:
-        raise UnknownNameError("NIC", text, known)
+    names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+    if text not in names:
+        raise UnknownNameError("NIC", text, names)
     return _nic(text, form_of((folder / f"{text}.yaml").read_text(encoding="utf-8"), text, own=True))
 
 

@@ -77,11 +77,11 @@ def split(costs: Costs, classes: tuple[Class, ...], nic_cycles_most: float) -> t
     """The plans that leave the host least to do; the NIC may spend so many cycles a packet on average."""
 
     def best(price: float) -> tuple[Choice, ...]:
-        return tuple(cheapest(costs, one.allowed, price) for one in classes)
+        return tuple(cheapest(costs, kind.allowed, price) for kind in classes)
 
     def both(chosen: tuple[Choice, ...]) -> tuple[float, float]:
-        host = sum(one.share * costs.host_cycles(each) for one, each in zip(classes, chosen, strict=True))
-        return host, sum(one.share * costs.nic_cycles(each) for one, each in zip(classes, chosen, strict=True))
+        host = sum(kind.share * costs.host_cycles(each) for kind, each in zip(classes, chosen, strict=True))
+        return host, sum(kind.share * costs.nic_cycles(each) for kind, each in zip(classes, chosen, strict=True))
 
     return mixed(best, both, tuple(Choice() for _ in classes), nic_cycles_most)
 
@@ -99,15 +99,15 @@ def mixed(
     while True:
         (host_full, nic_full), (host_idle, nic_idle) = both(full), both(idle)
         price = (host_idle - host_full) / (nic_full - nic_idle)
-        found = best(price)
-        host, nic = both(found)
+        choices = best(price)
+        host, nic = both(choices)
         if host + price * nic >= host_full + price * nic_full - EPS * (1 + host_idle):
             weight = (most - nic_idle) / (nic_full - nic_idle)
             return (Plan(weight, full), Plan(1 - weight, idle)) if weight > EPS else (Plan(1.0, idle),)
         if nic > most:
-            full = found
+            full = choices
         else:
-            idle = found
+            idle = choices
 
 
 def cheapest(costs: Costs, allowed: Choice, price: float) -> Choice:

@@ -132,8 +132,8 @@ def _sum_of_powers(count: int, skew: float) -> float:
 
 
 def _both(costs: Costs, classes: tuple[Class, ...], plan: Plan) -> tuple[float, float]:
-    host = sum(one.share * costs.host_cycles(each) for one, each in zip(classes, plan.chosen, strict=True))
-    return host, sum(one.share * costs.nic_cycles(each) for one, each in zip(classes, plan.chosen, strict=True))
+    host = sum(kind.share * costs.host_cycles(each) for kind, each in zip(classes, plan.chosen, strict=True))
+    return host, sum(kind.share * costs.nic_cycles(each) for kind, each in zip(classes, plan.chosen, strict=True))
 
 
 def _host_cycles(costs: Costs, classes: tuple[Class, ...], plans: tuple[Plan, ...]) -> float:
@@ -144,16 +144,16 @@ def _by_state(costs: Costs, wholly: Class, most: float) -> float:
     """As much of the hot traffic as the NIC has cycles for goes wholly through it."""
     everywhere = costs.host_cycles(Choice())
     load = wholly.share * costs.nic_cycles(wholly.allowed)
-    taken = 0.0 if not wholly.allowed else min(1.0, most / load if load else 1.0)
-    return everywhere + taken * wholly.share * (costs.host_cycles(wholly.allowed) - everywhere)
+    through = 0.0 if not wholly.allowed else min(1.0, most / load if load else 1.0)
+    return everywhere + through * wholly.share * (costs.host_cycles(wholly.allowed) - everywhere)
 
 
 def _shares(path: DataPath, classes: tuple[Class, ...], plans: tuple[Plan, ...]) -> tuple[Share, ...]:
     shares: dict[tuple[str, Choice], float] = {}
     for plan in plans:
-        for one, chosen in zip(classes, plan.chosen, strict=True):
-            if one.share > 0:
-                shares[one.name, chosen] = shares.get((one.name, chosen), 0.0) + plan.weight * one.share
+        for kind, chosen in zip(classes, plan.chosen, strict=True):
+            if kind.share > 0:
+                shares[kind.name, chosen] = shares.get((kind.name, chosen), 0.0) + plan.weight * kind.share
     names = [node.name for node in path.nodes]
     return tuple(
         Share(
@@ -173,17 +173,17 @@ def _right_for(path: DataPath, nic: Nic, plans: tuple[Plan, ...], most: float) -
         costs, classes, _ = _traffic(replace(path, skew=skew), nic)
         load = sum(plan.weight * _both(costs, classes, plan)[1] for plan in plans)
         everywhere = costs.host_cycles(Choice())
-        kept = _host_cycles(costs, classes, plans)
+        cycles = _host_cycles(costs, classes, plans)
         if load > most:  # what the NIC has no cycles for goes through the host
-            kept = everywhere + most / load * (kept - everywhere)
-        return kept <= WITHIN * _host_cycles(costs, classes, split(costs, classes, most)) + 1e-9 * everywhere
+            cycles = everywhere + most / load * (cycles - everywhere)
+        return cycles <= WITHIN * _host_cycles(costs, classes, split(costs, classes, most)) + 1e-9 * everywhere
 
     low = high = path.skew
-    for skew in sorted((one for one in SKEWS if one < path.skew), reverse=True):
+    for skew in sorted((skew for skew in SKEWS if skew < path.skew), reverse=True):
         if not right(skew):
             break
         low = skew
-    for skew in (one for one in SKEWS if one > path.skew):
+    for skew in (skew for skew in SKEWS if skew > path.skew):
         if not right(skew):
             break
         high = skew
@@ -194,9 +194,9 @@ def _warnings(
     path: DataPath, nic: Nic, classes: tuple[Class, ...], plans: tuple[Plan, ...], packets_per_s: float
 ) -> tuple[str, ...]:
     crossings = sum(
-        plan.weight * one.share * edge.share
+        plan.weight * kind.share * edge.share
         for plan in plans
-        for one, chosen in zip(classes, plan.chosen, strict=True)
+        for kind, chosen in zip(classes, plan.chosen, strict=True)
         for edge in path.edges
         if (edge.start in chosen) != (edge.end in chosen)
     )

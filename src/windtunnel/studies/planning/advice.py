@@ -81,8 +81,8 @@ def advise(
 
 def with_advice(result: Result, model: Model, cluster: Cluster, plan: Plan, again: Again | None) -> Result:
     """The answer of a plan with its advice; `again`: how it was answered, if not by `predict` alone."""
-    found, tried = _advice(laid_out(model, cluster, plan), result, again)
-    return replace(result, advice=found, advice_tried=tried)
+    advice, attempts = _advice(laid_out(model, cluster, plan), result, again)
+    return replace(result, advice=advice, advice_tried=attempts)
 
 
 def _advice(base: Layout, result: Result | None, again: Again | None = None) -> tuple[tuple[Advice, ...], int]:
@@ -91,47 +91,47 @@ def _advice(base: Layout, result: Result | None, again: Again | None = None) -> 
     fits = now.fits if result is None else result.infeasible is None
     limit = now.step_ns * (1.0 - WORTH) if fits else float("inf")
     room = int(now.capacity_bytes * (1.0 - HEAD_ROOM))
-    found = _best(changes, bounds, limit, room)
-    tried = len(changes)
-    if not fits and sum(one.kind == PLAN for one in found) < FEW:
+    best = _best(changes, bounds, limit, room)
+    attempts = len(changes)
+    if not fits and sum(candidate.kind == PLAN for candidate in best) < FEW:
         pairs, more = _together(base, changes, room)
-        found += pairs
-        tried += more
-    if not fits and not found:
-        found, more = _larger(base)
-        tried += more
+        best += pairs
+        attempts += more
+    if not fits and not best:
+        best, more = _larger(base)
+        attempts += more
     if again is None or result is None:
-        advices = [_advice_of(one, one.step_ns, one.memory_bytes, now.step_ns) for one in found]
+        advices = [_advice_of(candidate, candidate.step_ns, candidate.memory_bytes, now.step_ns) for candidate in best]
     else:
-        advices = _asked_again(found, result, again, fits)
+        advices = _asked_again(best, result, again, fits)
     had = min((advice.step_time_ns for advice in advices if advice.kind != OTHERS), default=0)
     advices = [advice for advice in advices if advice.kind != OTHERS or not had or advice.step_time_ns < had]
-    return tuple(sorted(advices, key=lambda advice: (_order(advice.kind), advice.step_time_ns, advice.flags))), tried
+    return tuple(sorted(advices, key=lambda advice: (_order(advice.kind), advice.step_time_ns, advice.flags))), attempts
 
 
 def _order(kind: str) -> int:
     return (PLAN, NUMBERS, OTHERS).index(kind)
 
 
-def _advice_of(one: _Tried, step_ns: int, memory: int, before_ns: int) -> Advice:
+def _advice_of(candidate: _Tried, step_ns: int, memory: int, before_ns: int) -> Advice:
     gain = 1.0 - step_ns / before_ns
-    n_gpus = one.layout.cluster.n_gpus if "n_gpus" in one.fields else None
-    flags = f"--set cluster.n_gpus={n_gpus}" if n_gpus is not None else flags_of(one.fields)
-    return Advice(dict(one.fields), flags, one.kind, step_ns, gain, memory)
+    n_gpus = candidate.layout.cluster.n_gpus if "n_gpus" in candidate.fields else None
+    flags = f"--set cluster.n_gpus={n_gpus}" if n_gpus is not None else flags_of(candidate.fields)
+    return Advice(dict(candidate.fields), flags, candidate.kind, step_ns, gain, memory)
 
 
-def _asked_again(found: Sequence[_Tried], result: Result, again: Again, fits: bool) -> list[Advice]:
-    told = []
-    for one in found[:ASKED_AGAIN]:
+def _asked_again(best: Sequence[_Tried], result: Result, again: Again, fits: bool) -> list[Advice]:
+    advices = []
+    for candidate in best[:ASKED_AGAIN]:
         try:
-            other = again(one.layout.cluster, one.layout.asked)
+            other = again(candidate.layout.cluster, candidate.layout.asked)
         except UserError:  # e.g. a disturbance of a stage that is gone
             continue
         helps = not fits or other.step_time_ns < result.step_time_ns * (1.0 - WORTH)
         if helps and other.infeasible is None:
             memory = other.peak_memory.device_bytes
-            told.append(_advice_of(one, other.step_time_ns, memory, result.step_time_ns))
-    return told
+            advices.append(_advice_of(candidate, other.step_time_ns, memory, result.step_time_ns))
+    return advices
 
 
 def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: int) -> list[_Tried]:
@@ -139,44 +139,44 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
     rough, close, done = range(3)
     heap: list[tuple[float, int, int]] = []
     every = list(changes)
-    kept: dict[int, _Tried] = {}
-    told = dict.fromkeys(TOLD, 0)
+    candidates: dict[int, _Tried] = {}
+    counts = dict.fromkeys(TOLD, 0)
     of_field: Counter[str] = Counter()
     for number, change in enumerate(every):
         # Formats are priced by another cost: they are few, and replayed at once.
         key = (bounds.work_ns(change.layout), rough, number) if change.bounded else (0.0, close, number)
         if key[0] <= limit_ns:
             heapq.heappush(heap, key)
-    found: list[_Tried] = []
+    best: list[_Tried] = []
     replays = 0
     while heap:
         key_ns, level, number = heapq.heappop(heap)
         change = every[number]
         field = next(iter(change.fields))
-        if told[change.kind] == TOLD[change.kind] or of_field[field] == TOLD_OF_A_FIELD:
+        if counts[change.kind] == TOLD[change.kind] or of_field[field] == TOLD_OF_A_FIELD:
             continue
         if level == done:
-            if not any(_does_all_of(one, kept[number]) for one in found):
-                found.append(kept[number])
-                told[change.kind] += 1
+            if not any(_does_all_of(candidate, candidates[number]) for candidate in best):
+                best.append(candidates[number])
+                counts[change.kind] += 1
                 of_field[field] += change.kind != OTHERS
         elif level == rough:
             bound = max(key_ns, bounds.step_ns(change.layout))
             if bound <= limit_ns and bounds.memory_bytes(change.layout) <= capacity:
                 heapq.heappush(heap, (bound, close, number))
         elif replays < REPLAYS_MOST:
-            tried = _tried(change, capacity)
-            replays += tried is not None
-            if tried is not None and tried.step_ns <= limit_ns:
-                kept[number] = tried
-                heapq.heappush(heap, (float(tried.step_ns), done, number))
-    return found
+            candidate = _tried(change, capacity)
+            replays += candidate is not None
+            if candidate is not None and candidate.step_ns <= limit_ns:
+                candidates[number] = candidate
+                heapq.heappush(heap, (float(candidate.step_ns), done, number))
+    return best
 
 
-def _does_all_of(one: _Tried, other: _Tried) -> bool:
-    """Whether one, which is part of the other, is as quick and as small: then the rest of the other does nothing."""
-    part = one.fields.items() <= other.fields.items()
-    return part and one.step_ns <= other.step_ns and one.memory_bytes <= other.memory_bytes
+def _does_all_of(candidate: _Tried, other: _Tried) -> bool:
+    """Whether a candidate, part of the other, is as quick and as small: then the rest of the other does nothing."""
+    part = candidate.fields.items() <= other.fields.items()
+    return part and candidate.step_ns <= other.step_ns and candidate.memory_bytes <= other.memory_bytes
 
 
 def _tried(change: Change, capacity: int) -> _Tried | None:
@@ -197,13 +197,15 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
     )
     some = [changes[number] for needed, number in saving if needed < before][:TOGETHER]
     joined: list[tuple[int, Change]] = []
-    for one, two in combinations(some, 2):
-        both = None if set(one.fields) & set(two.fields) else change_fields(base, {**one.fields, **two.fields})
+    for first, second in combinations(some, 2):
+        both = (
+            None if set(first.fields) & set(second.fields) else change_fields(base, {**first.fields, **second.fields})
+        )
         if both is not None:
-            joined.append((least_memory_bytes(both.layout), _as(both, one, two)))
-    found = _best((both for needed, both in joined if needed <= capacity), bounds, float("inf"), capacity)
-    if found:
-        return found, len(joined)
+            joined.append((least_memory_bytes(both.layout), _as(both, first, second)))
+    pairs = _best((both for needed, both in joined if needed <= capacity), bounds, float("inf"), capacity)
+    if pairs:
+        return pairs, len(joined)
     joined.sort(key=lambda pair: pair[0])
     threes = {}
     for _, both in joined[:TOGETHER]:
@@ -217,8 +219,8 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
     return _best(legal, bounds, float("inf"), capacity), len(joined) + len(legal)
 
 
-def _as(change: Change, one: Change, two: Change) -> Change:
-    return replace(change, kind=max(one.kind, two.kind, key=_order))
+def _as(change: Change, first: Change, second: Change) -> Change:
+    return replace(change, kind=max(first.kind, second.kind, key=_order))
 
 
 def _larger(base: Layout) -> tuple[list[_Tried], int]:
@@ -230,7 +232,7 @@ def _larger(base: Layout) -> tuple[list[_Tried], int]:
         except UserError:
             continue
         fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})
-        tried = _tried(Change(fields, PLAN, layout), int(base.cluster.gpu.usable_memory_bytes * (1.0 - HEAD_ROOM)))
-        if tried is not None:
-            return [tried], doubling
+        candidate = _tried(Change(fields, PLAN, layout), int(base.cluster.gpu.usable_memory_bytes * (1.0 - HEAD_ROOM)))
+        if candidate is not None:
+            return [candidate], doubling
     return [], DOUBLINGS

@@ -83,17 +83,17 @@ class Ahead(Exact):
             self._send(bound, number, what, layout)
 
     def _of(self, what: int, layout: Layout) -> object:
-        known = self._numbers.get((what, id(layout)))
+        entry = self._numbers.get((what, id(layout)))
         self._receive(wait=False)
-        if known is None:
+        if entry is None:
             self.soon(what, AT_ONCE, layout)
-        elif known[0] not in self._found:
-            self._send(AT_ONCE, known[0], what, layout)
+        elif entry[0] not in self._found:
+            self._send(AT_ONCE, entry[0], what, layout)
         number, _ = self._numbers[what, id(layout)]
         while self._connection is not None and number not in self._found:
             self._receive(wait=True)
-        found = self._found.get(number)
-        return ASKED[what](layout) if found is None else found
+        answer = self._found.get(number)
+        return ASKED[what](layout) if answer is None else answer
 
     def _send(self, bound: float, number: int, what: int, layout: Layout) -> None:
         if self._connection is None:
@@ -111,8 +111,8 @@ class Ahead(Exact):
         """Take all that was found so far; `wait`: at least one."""
         try:
             while self._connection is not None and (wait or self._connection.poll()):
-                number, found = self._connection.recv()
-                self._found[number] = found
+                number, answer = self._connection.recv()
+                self._found[number] = answer
                 wait = False
         except (OSError, EOFError):  # it is gone
             self._connection = None
@@ -153,29 +153,29 @@ def _work(connection: Connection) -> None:
 
     A thread takes it in also while an answer is sent: else each process may wait for the other to make room.
     """
-    asked: SimpleQueue[object] = SimpleQueue()
-    threading.Thread(target=_take_in, args=(connection, asked), daemon=True).start()
+    messages: SimpleQueue[object] = SimpleQueue()
+    threading.Thread(target=_take_in, args=(connection, messages), daemon=True).start()
     from windtunnel.physics.engine.compiled import kernels  # noqa: F401
 
-    _do(asked, connection)
+    _do(messages, connection)
 
 
-def _take_in(connection: Connection, asked: SimpleQueue[object]) -> None:
+def _take_in(connection: Connection, messages: SimpleQueue[object]) -> None:
     """All that comes, and None at its end."""
     with suppress(EOFError, OSError):
         while True:
-            asked.put(connection.recv())
-    asked.put(None)
+            messages.put(connection.recv())
+    messages.put(None)
 
 
-def _do(asked: SimpleQueue[Any], connection: Connection) -> None:
+def _do(messages: SimpleQueue[Any], connection: Connection) -> None:
     """What has the least bound comes first."""
     jobs: dict[object, tuple[Cluster, Model]] = {}
     waiting: list[tuple[float, int, int, object, Plan]] = []
     done: set[int] = set()
     while True:
-        while not waiting or not asked.empty():
-            message = asked.get()
+        while not waiting or not messages.empty():
+            message = messages.get()
             if message is None:
                 return
             if len(message) == 2:
@@ -188,7 +188,7 @@ def _do(asked: SimpleQueue[Any], connection: Connection) -> None:
         done.add(number)
         cluster, model = jobs[job]
         try:
-            found = ASKED[what](laid_out(model, cluster, plan))
+            answer = ASKED[what](laid_out(model, cluster, plan))
         except Exception:  # the searching process does it again and meets the same error
-            found = None
-        connection.send((number, found))
+            answer = None
+        connection.send((number, answer))

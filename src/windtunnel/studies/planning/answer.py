@@ -104,7 +104,7 @@ class Plans(Shown):
 
         Raises UserError where pandas is not installed.
         """
-        fields = {name: [one.plan.get(name) for one in self.plans] for plan in self.plans for name in plan.plan}
+        fields = {name: [row.plan.get(name) for row in self.plans] for plan in self.plans for name in plan.plan}
         columns = {name: [getattr(plan, name) for plan in self.plans] for name in FIGURES}
         columns |= {name: list(map(str, values)) for name, values in fields.items() if len(set(map(str, values))) > 1}
         try:
@@ -131,21 +131,25 @@ class Plans(Shown):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plans:
         """The inverse of `to_dict`, of which a header may stand around it. KeyError or TypeError on a foreign dict."""
-        kept = {name: data[name] for name in cls.__slots__ if name not in ("plans", "front", "nearest", "remedies")}
+        plain = {name: data[name] for name in cls.__slots__ if name not in ("plans", "front", "nearest", "remedies")}
         thumb = data["rule_of_thumb"]
-        changes = [(one["change"], {name: one[name] for name in one if name != "change"}) for one in data["remedies"]]
+        changes = [
+            (remedy["change"], {name: remedy[name] for name in remedy if name != "change"})
+            for remedy in data["remedies"]
+        ]
         again = {
-            "plans": tuple(_planned(one) for one in data["plans"]),
+            "plans": tuple(_planned(plan) for plan in data["plans"]),
             "rule_of_thumb": None if thumb is None else _planned(thumb),
-            "front": tuple(_planned(one) for one in data["front"]),
-            "nearest": tuple(Miss(**one) for one in data["nearest"]),
+            "front": tuple(_planned(plan) for plan in data["front"]),
+            "nearest": tuple(Miss(**miss) for miss in data["nearest"]),
             "remedies": tuple(Remedy(change, _planned(entry)) for change, entry in changes),
             "choices": tuple(
-                Choice(one["field"], one["value"], one["regret_at_least"], one["exact"]) for one in data["choices"]
+                Choice(choice["field"], choice["value"], choice["regret_at_least"], choice["exact"])
+                for choice in data["choices"]
             ),
-            "sensitivity": tuple((one["price"], one["winner"]) for one in data["sensitivity"]),
+            "sensitivity": tuple((case["price"], case["winner"]) for case in data["sensitivity"]),
         }
-        return cls(**{**kept, **again})
+        return cls(**{**plain, **again})
 
 
 def _planned(data: Mapping[str, Any]) -> Planned:

@@ -93,7 +93,7 @@ class Chain:
         self, first: NDArray[np.int64], last: NDArray[np.int64], again: Again | None = None
     ) -> tuple[Floats, Floats]:
         """Shortest forward and backward pass of stages that hold the blocks first..last, [stages] each."""
-        found = []
+        passes = []
         for which in (FORWARD, BACKWARD):
             a, b = (first, last) if which == FORWARD else (last, first)
             least = self.begin[which][a] + (self.total[which][last] - self.total[which][first]) + self.end[which][b]
@@ -103,8 +103,8 @@ class Chain:
                 least = np.maximum(
                     least, sums[which][last + 1] - sums[which][first] + _busy_again(again, which, number)
                 )
-            found.append(np.where(last >= first, least, 0.0))
-        return found[0], found[1]
+            passes.append(np.where(last >= first, least, 0.0))
+        return passes[0], passes[1]
 
 
 def chain_of_work(kinds: tuple[int, ...], work: Mapping[tuple[int, int], int]) -> Chain:
@@ -253,9 +253,9 @@ class Bounds:
         """Prices of a layout; those of its blocks' ops are shared by all layouts that have these blocks."""
         key = work_class(layout)
         if key not in self._pricers:
-            known = next(iter(self._pricers.values()), None)
+            template = next(iter(self._pricers.values()), None)
             self._pricers[key] = self._of_documents(
-                Pricer(layout) if known is None else known.like(layout, same_ops=False)
+                Pricer(layout) if template is None else template.like(layout, same_ops=False)
             )
         return self._of_documents(self._pricers[key].like(layout, same_ops=True))
 
@@ -298,8 +298,8 @@ class Bounds:
         plain, full = self.chain(layout, "none"), self.chain(layout, "full")
         path = self._beyond(layout, full.total[BACKWARD] - plain.total[BACKWARD], some)
         busy = (
-            self._beyond(layout, two[BACKWARD] - one[BACKWARD], some)
-            for one, two in zip(plain.busy, full.busy, strict=True)
+            self._beyond(layout, full_busy[BACKWARD] - plain_busy[BACKWARD], some)
+            for plain_busy, full_busy in zip(plain.busy, full.busy, strict=True)
         )
         return plain.passes(*span, Again(path, tuple(busy)))
 
@@ -336,12 +336,12 @@ class Bounds:
             changes[name] = max(options[name], key=bool)
         if not layout.shares_once:
             changes["zero_stage"] = min(1, layout.plan.zero_stage or 0)
-        found = []
+        passes = []
         for overlap in options["overlap_tp"]:
             filled = layout.plan.overlap_tp if overlap is None else overlap
             plan = layout.plan.with_fields({**changes, "overlap_tp": filled})
-            found.append(self.passes(replace(layout, plan=plan), again))
-        forward, backward = (np.minimum.reduce(list(parts)) for parts in zip(*found, strict=True))
+            passes.append(self.passes(replace(layout, plan=plan), again))
+        forward, backward = (np.minimum.reduce(list(parts)) for parts in zip(*passes, strict=True))
         return forward, backward
 
     def shaped_ns(self, layout: Layout, options: Options) -> float:
@@ -408,7 +408,7 @@ class Bounds:
 
     def even_state_bytes(self, layout: Layout) -> int:
         """The same, however layers lie on stages: some rank has its share of all parameters, or more."""
-        dense, expert = (float(held.sum()) / layout.plan.pp for held in self._held(layout))
+        dense, expert = (float(parameters.sum()) / layout.plan.pp for parameters in self._held(layout))
         return least_memory(layout, [(dense, expert)], [0.0])
 
     def _held_by_ranks(self, layout: Layout) -> tuple[Class, Ranks]:
@@ -429,16 +429,18 @@ class Bounds:
         """Dense and expert parameters on one rank of every virtual stage, and what its layers keep of a micro-batch."""
         first, last = spans(layout.virtual_layers)
         plan, some = layout.plan, layout.plan.recompute_layers
-        kept = np.zeros(len(first))
+        activations = np.zeros(len(first))
         if not plan.offload_activations:
             plain = self._kept_by(layout, "none" if plan.recompute.startswith("full") else plan.recompute)
             a = np.maximum(first, 1)
             b = np.maximum(np.minimum(last, layout.model.n_layers), a - 1)
             again = a if some == 0 else np.maximum(a, b + 1) if some is None else np.clip(a + some, a, b + 1)
-            kept = plain[b] - plain[np.minimum(again - 1, b)]
+            activations = plain[b] - plain[np.minimum(again - 1, b)]
             if some != 0:
-                kept += self._kept_by(layout, "full")[np.minimum(again - 1, b)] - self._kept_by(layout, "full")[a - 1]
-        return *self._held(layout), np.maximum(kept, 0.0)
+                activations += (
+                    self._kept_by(layout, "full")[np.minimum(again - 1, b)] - self._kept_by(layout, "full")[a - 1]
+                )
+        return *self._held(layout), np.maximum(activations, 0.0)
 
     def _kept_by(self, layout: Layout, recompute: str) -> Floats:
         """What layers keep, summed up to each block of the chain."""

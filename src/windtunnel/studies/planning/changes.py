@@ -156,17 +156,18 @@ def _savings(base: Layout, mixture: bool) -> Iterator[tuple[str, object]]:
     sets += ["moe_activation,norms", "core_attention,moe_activation"] if mixture else []
     most = max(len(layers) for layers in base.virtual_layers)
     some = sorted({1, most // 4, most // 2, 3 * most // 4, most - 1} - {0, most})
-    yield from product(("recompute",), ("none", *(f"selective:{one}" for one in sets)))
+    yield from product(("recompute",), ("none", *(f"selective:{selection}" for selection in sets)))
     yield from product(("recompute",), (*(f"full:{count}" for count in some), "full"))
     yield from product(("offload_optimizer",), (0.0, 0.5, 1.0))
-    held = max(1, base.model.n_layers // plan.pp)
-    yield from product(("offload_activations",), sorted({0, held // 4, held // 2, held}))
+    stage_layers = max(1, base.model.n_layers // plan.pp)
+    yield from product(("offload_activations",), sorted({0, stage_layers // 4, stage_layers // 2, stage_layers}))
 
 
 def _formats(base: Layout) -> Iterator[tuple[str, object]]:
     plan, gpu = base.plan, base.cluster.gpu
     yield from product(
-        ("precision",), (one for one in ("bf16", "fp8", "mxfp8") if gpu.supports(PEAK_DTYPE.get(one, one)))
+        ("precision",),
+        (precision for precision in ("bf16", "fp8", "mxfp8") if gpu.supports(PEAK_DTYPE.get(precision, precision))),
     )
     yield "optimizer_dtype", "bf16"
     yield "gradient_dtype", "bf16"

@@ -62,12 +62,12 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
                 least.setdefault((name, value), (node.key, node.found is not None))
     chosen = best.layout.plan
     others = {key: value for key, value in least.items() if key[1] is not None and getattr(chosen, key[0]) != key[1]}
-    for (name, value), (_, exact) in sorted(others.items(), key=lambda one: one[1][0]):
+    for (name, value), (_, exact) in sorted(others.items(), key=lambda choice: choice[1][0]):
         if not exact and budget.looks > 0:
             others[name, value] = _searched(search, nodes, name, value, budget)
     search.put_back(nodes)
-    found = [Choice(name, value, key / best.score_ns - 1.0, exact) for (name, value), (key, exact) in others.items()]
-    return tuple(sorted(found, key=lambda choice: (FIELDS.index(choice.field), choice.regret, str(choice.value))))
+    regrets = [Choice(name, value, key / best.score_ns - 1.0, exact) for (name, value), (key, exact) in others.items()]
+    return tuple(sorted(regrets, key=lambda choice: (FIELDS.index(choice.field), choice.regret, str(choice.value))))
 
 
 def _searched(search: Search, nodes: list[Node], name: str, value: object, budget: Budget) -> tuple[float, bool]:

@@ -24,9 +24,9 @@ DOUBLINGS = 6
 def nearest(search: Search, missed: Sequence[Missed]) -> tuple[Miss, ...]:
     """The plans that miss by least, measured exactly: of those that were only bounded the nearest are measured now."""
     exact = []
-    for one in missed:
-        needed = one.needed_bytes if one.exact else search.memory(one.layout)
-        exact.append((needed, one.layout))
+    for miss in missed:
+        needed = miss.needed_bytes if miss.exact else search.memory(miss.layout)
+        exact.append((needed, miss.layout))
     exact.sort(key=lambda pair: pair[0])
     return tuple(
         Miss(
@@ -42,26 +42,26 @@ def nearest(search: Search, missed: Sequence[Missed]) -> tuple[Miss, ...]:
 def remedies(
     model: Model,
     cluster: Cluster,
-    given: Mapping[str, object],
+    constraints: Mapping[str, object],
     search: Search,
     missed: Sequence[Missed],
     planned: Callable[[Cluster, Layout], Planned],
 ) -> tuple[Remedy, ...]:
     """The optimizer on the host, activations on the host, shorter sequences, more GPUs: the least of each that fits."""
-    found = []
+    changes = []
     away = _offloaded(model, cluster, search, missed)
     if away is not None:
-        found.append(Remedy(away[0], planned(cluster, away[1])))
-    shorter = None if search.state_alone else _shorter(model, cluster, given)
+        changes.append(Remedy(away[0], planned(cluster, away[1])))
+    shorter = None if search.state_alone else _shorter(model, cluster, constraints)
     if shorter is not None:
-        found.append(Remedy(shorter[0], planned(cluster, shorter[1])))
+        changes.append(Remedy(shorter[0], planned(cluster, shorter[1])))
     for doubling in range(1, DOUBLINGS + 1):
         more = cluster_with(cluster, n_gpus=cluster.n_gpus * 2**doubling)
-        layout = _any_that_fits(model, more, given)
+        layout = _any_that_fits(model, more, constraints)
         if layout is not None:
-            found.append(Remedy(f"{more.n_gpus:,} GPUs instead of {cluster.n_gpus:,}", planned(more, layout)))
+            changes.append(Remedy(f"{more.n_gpus:,} GPUs instead of {cluster.n_gpus:,}", planned(more, layout)))
             break
-    return tuple(found)
+    return tuple(changes)
 
 
 def _offloaded(model: Model, cluster: Cluster, search: Search, missed: Sequence[Missed]) -> tuple[str, Layout] | None:
@@ -69,9 +69,9 @@ def _offloaded(model: Model, cluster: Cluster, search: Search, missed: Sequence[
     usable = cluster.gpu.usable_memory_bytes
     for update in ({"offload_optimizer": 0.5}, {"offload_optimizer": 1.0}):
         fitting = []
-        for one in missed:
+        for miss in missed:
             try:
-                layout = laid_out(model, cluster, one.layout.asked.with_fields(update))
+                layout = laid_out(model, cluster, miss.layout.asked.with_fields(update))
             except UserError:
                 continue
             if memory_bytes(layout, usable) <= usable and host_holds(layout):
@@ -91,10 +91,10 @@ def _shorter(model: Model, cluster: Cluster, entry: Mapping[str, Any]) -> tuple[
     return None
 
 
-def _any_that_fits(model: Model, cluster: Cluster, given: Mapping[str, object]) -> Layout | None:
+def _any_that_fits(model: Model, cluster: Cluster, constraints: Mapping[str, object]) -> Layout | None:
     """The best plan that a short search finds, whose length is counted in nodes."""
     try:
-        search = Search(Space(model, cluster, given), Bounds(straggling(cluster)), counts_nodes=True)
+        search = Search(Space(model, cluster, constraints), Bounds(straggling(cluster)), counts_nodes=True)
         answer = search.run(1, WITHIN_S)
     except UserError:
         return None

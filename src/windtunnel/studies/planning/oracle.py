@@ -80,12 +80,12 @@ _NO_TENSOR = dict.fromkeys(
 def pieces(layout: Layout) -> tuple[Piece, ...]:
     """The pieces of a layout, remembered: plans that differ in overlap and launch only share them."""
     key = (id(layout.model), layout.cluster, layout.plan.with_fields(_NO_TENSOR), layout.etp)
-    found = _PIECES.get(key)
-    if found is None:
-        found = _PIECES[key] = (layout.model, pieces_of(layout))
+    entry = _PIECES.get(key)
+    if entry is None:
+        entry = _PIECES[key] = (layout.model, pieces_of(layout))
         while len(_PIECES) > PIECES_KEPT:
             _PIECES.popitem(last=False)
-    return found[1]
+    return entry[1]
 
 
 def memory_bytes(layout: Layout, capacity: int | None = None) -> int:
@@ -125,8 +125,8 @@ def step_ns(layout: Layout) -> int:
 
 def staged_step_ns(layouts: Sequence[Layout], type_of: Sequence[int]) -> int:
     """The same where pipeline ranks lie on several types, one layout each, as if all GPUs were of it."""
-    pricers, held = [Pricer(layout) for layout in layouts], [pieces(layout) for layout in layouts]
-    return _with_waiting(simulate_by_stage(pricers, held, layouts[0].schedule_table(), type_of), pricers[0])
+    pricers, pieces_by_type = [Pricer(layout) for layout in layouts], [pieces(layout) for layout in layouts]
+    return _with_waiting(simulate_by_stage(pricers, pieces_by_type, layouts[0].schedule_table(), type_of), pricers[0])
 
 
 def _with_waiting(simulated: Simulated, pricer: Pricer) -> int:
@@ -154,9 +154,9 @@ def checked(fields: Mapping[str, object]) -> Plan:
 
 def saved_bytes_of_a_rank(layout: Layout) -> float:
     """Parameters and optimizer state that the fullest rank writes into a checkpoint."""
-    held = pieces(layout)
-    dense = held_by_ranks(layout, np.array([piece.dense_parameters for piece in held]))
-    expert = held_by_ranks(layout, np.array([piece.expert_parameters for piece in held]))
+    layout_pieces = pieces(layout)
+    dense = held_by_ranks(layout, np.array([piece.dense_parameters for piece in layout_pieces]))
+    expert = held_by_ranks(layout, np.array([piece.expert_parameters for piece in layout_pieces]))
     states = [state_bytes(layout, a, b) for a, b in zip(dense.tolist(), expert.tolist(), strict=True)]
     return max(state.parameters + state.optimizer for state in states)
 
@@ -165,8 +165,8 @@ def walked_1f1b(
     stages: int, micro_batches: int, forward_s: Sequence[float], backward_s: Sequence[float]
 ) -> list[float]:  # fmt: skip
     """When each stage ends its last pass, in seconds, its passes one after the other as 1F1B orders them."""
-    found = schedule("1f1b", stages, micro_batches)
+    order = schedule("1f1b", stages, micro_batches)
     table = np.array([forward_s, backward_s], np.float64)
-    which = (found.kind != Kind.FORWARD).astype(np.int64)
-    ends = walk(found, table[which, found.rank])
-    return [float(ends[found.rank_offset[r] : found.rank_offset[r + 1]].max()) for r in range(stages)]
+    which = (order.kind != Kind.FORWARD).astype(np.int64)
+    ends = walk(order, table[which, order.rank])
+    return [float(ends[order.rank_offset[r] : order.rank_offset[r + 1]].max()) for r in range(stages)]

@@ -106,12 +106,12 @@ def plan(
     but the nearest ones and what makes one fit.
     """
     check(locals(), pareto=bool)
-    given = _given(plan, fields)
+    constraints = _given(plan, fields)
     for name in ("lora_rank", "frozen"):
-        if given.get(name):
-            raise SpecError(name, given[name], "plans are searched for training of all weights: leave it out")
-    if given.get("task", "train") != "train":
-        raise SpecError("task", given["task"], "plans are searched for plain training: leave it out")
+        if constraints.get(name):
+            raise SpecError(name, constraints[name], "plans are searched for training of all weights: leave it out")
+    if constraints.get("task", "train") != "train":
+        raise SpecError("task", constraints["task"], "plans are searched for plain training: leave it out")
     words, slow = named or _named(model, cluster), texts("slow", slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
@@ -124,9 +124,9 @@ def plan(
     assert isinstance(cluster, Cluster)
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
-    asked = chosen(texts("techniques", techniques))
-    if asked and (slow or mtbf_s is not None):
-        raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
+    trials = chosen(texts("techniques", techniques))
+    if trials and (slow or mtbf_s is not None):
+        raise SpecError("techniques", ", ".join(trials), "are not predicted under --slow or --mtbf: leave one out")
     top = parse_count(top, "top")
     if not 0.0 <= head_room < 1.0:
         raise SpecError("head_room", head_room, "give a share of the memory, such as 0.03")
@@ -134,7 +134,7 @@ def plan(
     choices_within_s = None if choices_within_s is None else parse_time(choices_within_s, "choices_within_s")
     price = None if price_per_gpu_hour is None else parse_number(price_per_gpu_hour, "price_per_gpu_hour")
     trouble = Trouble(slow, None if mtbf_s is None else parse_time(mtbf_s, "mtbf_s"))
-    begun, exact = monotonic(), exact or Exact()
+    start_s, exact = monotonic(), exact or Exact()
     sizes = [cluster] if gpus is None else _sizes(cluster, gpus)
     tried_on = [
         *sizes,
@@ -145,22 +145,26 @@ def plan(
     whole_space: dict[int, Search] = {}  # by answer
     least_bytes = inf  # that a plan may need, where memory is asked for
     refusal: UserError | None = None
-    for number, one in enumerate(tried_on):
+    for number, hardware in enumerate(tried_on):
         by_stage = mixed is not None and number == len(sizes)
-        space = Space(model, one, given, mixed=mixed, by_stage=by_stage)
-        left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(tried_on) - number))
+        space = Space(model, hardware, constraints, mixed=mixed, by_stage=by_stage)
+        left = None if within_s is None else max(1.0, (within_s - (monotonic() - start_s)) / (len(tried_on) - number))
         ends = inf if left is None else monotonic() + left
         if left is not None and (pareto or objective == "memory"):
             left /= 2  # the rest finds plans that need less memory
         goal = (
-            progress_score(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
+            progress_score(model, hardware, trouble)
+            if trouble
+            else step_time
+            if mixed is None
+            else slowest_of(model, mixed)
         )
         if mixed is not None and by_stage:
             own = ByStage(mixed)
             search = Search(space, own, told=told, memory=own.memory, step=own.step, head_room=head_room)
         else:
             search = Search(
-                space, Bounds(straggling(one)), goal, told=told,
+                space, Bounds(straggling(hardware)), goal, told=told,
                 memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon, head_room=head_room,
             )  # fmt: skip
         most = max(top, OF_ENERGY) if objective == "energy" else top
@@ -168,65 +172,67 @@ def plan(
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
             continue
-        answers.append((one, answer))
+        answers.append((hardware, answer))
         whole_space[id(answer)] = search
-        known = searches.get(one.n_gpus)
-        if known is None or _best_ns(answer) < _best_ns(known[1]):
-            searches[one.n_gpus] = (search, answer)
+        incumbent = searches.get(hardware.n_gpus)
+        if incumbent is None or _best_ns(answer) < _best_ns(incumbent[1]):
+            searches[hardware.n_gpus] = (search, answer)
         if pareto and answer.found:
-            answers += [(one, more) for more in _with_headroom(search, answer, ends)]
+            answers += [(hardware, more) for more in _with_headroom(search, answer, ends)]
         if objective == "memory":
             smaller, least = _least_memory(search, answer, ends)
-            answers += [(one, more) for more in smaller]
+            answers += [(hardware, more) for more in smaller]
             least_bytes = min(least_bytes, least)
     if not answers:
         raise refusal or UserError(f"no plan of {cluster.n_gpus} GPUs divides the batch and the model")
-    found = [
+    plans = [
         _planned(
             exact,
-            mixed or one,
+            mixed or hardware,
             each.layout,
             words,
             price,
             each.score_ns / trouble.most_progress if trouble else None,
         )
-        for one, answer in answers
+        for hardware, answer in answers
         for each in answer.found
         if each.score_ns < float("inf")
     ]
-    ranked = best_first(found, objective)
-    searched_s = monotonic() - begun
+    ranked = best_first(plans, objective)
+    searched_s = monotonic() - start_s
     attempts: Tried | None = None
     by_size = {size.n_gpus: size for size in sizes}
-    if asked:
+    if trials:
 
-        def rewritten(one: Planned, words_of: tuple[str, ...]) -> Planned | None:
-            cluster = by_size[one.n_gpus]
-            result = predict_with(model, cluster, checked(one.plan), words_of)
+        def rewritten(finalist: Planned, words_of: tuple[str, ...]) -> Planned | None:
+            cluster = by_size[finalist.n_gpus]
+            result = predict_with(model, cluster, checked(finalist.plan), words_of)
             if result.status != "ok":
                 return None
-            return _told(result, cluster, checked(one.plan), words, price, None, words_of)
+            return _told(result, cluster, checked(finalist.plan), words, price, None, words_of)
 
         finalists = ranked[:FINALISTS]
         for gpus_of_it, (search, answer) in searches.items():
-            if answer.found and given.get("zero_stage") is None:
+            if answer.found and constraints.get("zero_stage") is None:
                 finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price)
-        attempts = try_techniques(best_first(finalists, objective), asked, rewritten)
-        ranked = best_first([*found, *attempts.found], objective)
-    main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
+        attempts = try_techniques(best_first(finalists, objective), trials, rewritten)
+        ranked = best_first([*plans, *attempts.found], objective)
+    main = next(
+        (answer for hardware, answer in answers if ranked and hardware.n_gpus == ranked[0].n_gpus), answers[0][1]
+    )
     worth: tuple[Choice, ...] = ()
     if ranked and objective in BY_TIME:
         search, answer = searches[ranked[0].n_gpus]
         worth = choices(
-            search, answer.found[0], _budget(choices_within_s, None if within_s is None else begun + within_s)
+            search, answer.found[0], _budget(choices_within_s, None if within_s is None else start_s + within_s)
         )
     # Of searches of the whole space alone: those with less memory are over the same plans again.
-    whole = [(one.n_gpus, answer) for one, answer in answers if id(answer) in whole_space]
+    whole = [(hardware.n_gpus, answer) for hardware, answer in answers if id(answer) in whole_space]
     space_counts = {
-        "legal": sum(one.counts.legal for _, one in whole),
-        "replayed": sum(one.counts.replayed for _, one in whole),
-        "excluded_by_memory": sum(one.counts.memory for _, one in whole),
-        "structures": sum(one.counts.structures for _, one in whole),
+        "legal": sum(answer.counts.legal for _, answer in whole),
+        "replayed": sum(answer.counts.replayed for _, answer in whole),
+        "excluded_by_memory": sum(answer.counts.memory for _, answer in whole),
+        "structures": sum(answer.counts.structures for _, answer in whole),
     }
     space_counts["bounded"] = space_counts["legal"] - space_counts["replayed"]
     gaps = [_gap([answer for gpus, answer in whole if gpus == size]) for size, _ in whole]
@@ -234,7 +240,9 @@ def plan(
     if ranked and objective == "memory":
         gap = max(0.0, 1.0 - least_bytes / ranked[0].peak_memory_bytes)
     if ranked and objective == "energy":
-        bounds_s = [(size, one.bound_ns / 1e9 / (trouble.most_progress if trouble else 1.0)) for size, one in whole]
+        bounds_s = [
+            (size, answer.bound_ns / 1e9 / (trouble.most_progress if trouble else 1.0)) for size, answer in whole
+        ]
         gap = _energy_gap(ranked[0], mixed or cluster, bounds_s)
     result = Plans(
         tuple(ranked[:top]), space_counts, gap, objective, searched_s,
@@ -249,12 +257,17 @@ def plan(
             remedies=()
             if mixed is not None
             else remedies(
-                model, cluster, given, search, missed, lambda c, layout: _planned(exact, c, layout, words, None, None)
+                model,
+                cluster,
+                constraints,
+                search,
+                missed,
+                lambda c, layout: _planned(exact, c, layout, words, None, None),
             ),
         )
-        return replace(result, seconds=monotonic() - begun)
+        return replace(result, seconds=monotonic() - start_s)
     size = by_size[ranked[0].n_gpus]
-    thumb = rule_of_thumb(Space(model, size, given, mixed=mixed))
+    thumb = rule_of_thumb(Space(model, size, constraints, mixed=mixed))
     thumb_planned = None if thumb is None else _planned(exact, mixed or size, thumb, words, price, None)
     if thumb is not None and thumb_planned is not None and trouble:
         score_ns = progress_score(model, size, trouble)(thumb, round(thumb_planned.step_time_s * 1e9))
@@ -313,12 +326,12 @@ def _given(plan: Plan | str | Path | Mapping[str, object] | None, fields: Mappin
         plan = read_mapping(plan, PLAN_FILE)
     elif plan is not None and not isinstance(plan, Mapping):
         raise SpecError("plan", plan, "give a mapping of its fields, or the path of a YAML file")
-    given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
+    constraints = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
-        if name not in given:
+        if name not in constraints:
             raise UserError(f"{name} is not given: add --{name.replace('_', '-')} N, or put it in the plan file")
-    known = checked(given)
-    return {name: getattr(known, name) for name in given}
+    checked_plan = checked(constraints)
+    return {name: getattr(checked_plan, name) for name in constraints}
 
 
 def _sizes(cluster: Cluster, gpus: tuple[int, int]) -> list[Cluster]:
@@ -356,7 +369,7 @@ def _least_memory(search: Search, answer: Answer, ends: float) -> tuple[list[Ans
     if not answer.found:
         return [], 0.0 if answer.gap else inf
     answers: list[Answer] = []
-    least, most = 0, min(one.replay.peak_bytes for one in answer.found)
+    least, most = 0, min(candidate.replay.peak_bytes for candidate in answer.found)
     while most - least > LEAST_WITHIN * most and monotonic() < ends:
         capacity = (least + most) // 2
         again = replace(search, capacity_bytes=capacity).run(1, None if ends == inf else ends - monotonic())
@@ -374,12 +387,12 @@ def _plainly_sharded(
     search: Search, exact: Exact, cluster: Cluster, words: Named | None, price: float | None
 ) -> list[Planned]:  # fmt: skip
     """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
-    found = []
+    plans = []
     for zero in (0, 1):
         space = replace(search.space, given={**search.space.given, "zero_stage": zero}, counts={})
         answer = replace(search, space=space, told=None).run(1, PLAINLY_WITHIN_S)
-        found += [_planned(exact, cluster, one.layout, words, price, None) for one in answer.found]
-    return found
+        plans += [_planned(exact, cluster, candidate.layout, words, price, None) for candidate in answer.found]
+    return plans
 
 
 def _planned(
@@ -396,7 +409,7 @@ def _planned(
 
 
 def _told(
-    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: Named | None, price: float | None,
+    result: Result, cluster: Cluster | MixedCluster, plan: Plan, words: Named | None, price: float | None,
     score_ns: float | None, techniques: tuple[str, ...] = (),
 ) -> Planned:  # fmt: skip
     seconds, tokens = result.step_time_s, result.tokens_per_step
@@ -406,7 +419,7 @@ def _told(
         model, machine = words
         question = replace(question, model=model, cluster=cluster_of_size(machine, cluster.n_gpus))
     return Planned(
-        plan=asked.stated(),
+        plan=plan.stated(),
         n_gpus=cluster.n_gpus,
         step_time_s=seconds,
         p5_s=result.step_time_p5_ns / 1e9,

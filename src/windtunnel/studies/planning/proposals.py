@@ -51,27 +51,29 @@ def proposals(result: Result, model: Model, cluster: Cluster, plan: Plan, launch
     """What to change, from a result that has its advice. Raises UserError where `launch` cannot be read."""
     base = laid_out(model, cluster, plan)
     singles = ordered([advice for advice in result.advice if advice.kind == PLAN])
-    found = [_of(single, base, launch, _apart(single, singles)) for single in singles[:MOST]]
+    offers = [_of(single, base, launch, _apart(single, singles)) for single in singles[:MOST]]
     both = _together(result, base, singles)
     if both is not None:
-        found.append(_of(both, base, launch, "together"))
-    return tuple(found)
+        offers.append(_of(both, base, launch, "together"))
+    return tuple(offers)
 
 
 def ordered(advice: Sequence[Advice]) -> list[Advice]:
     """Quickest first, of those that are not told apart the simplest; what offloads behind all others."""
-    left = sorted(advice, key=lambda one: (_offloads(one.changes), one.step_time_ns, one.flags))
+    left = sorted(advice, key=lambda single: (_offloads(single.changes), single.step_time_ns, single.flags))
     advices: list[Advice] = []
     while left:
         most = left[0].step_time_ns * (1.0 + TOLD_APART)
         alike = [
-            one for one in left if one.step_time_ns <= most and _offloads(one.changes) == _offloads(left[0].changes)
+            single
+            for single in left
+            if single.step_time_ns <= most and _offloads(single.changes) == _offloads(left[0].changes)
         ]
-        for one in sorted(alike, key=lambda one: (simplicity(one.changes), one.step_time_ns)):
+        for single in sorted(alike, key=lambda single: (simplicity(single.changes), single.step_time_ns)):
             # What asks for all that another one does, and is not told apart from it, only asks for more.
-            if not any(other.changes.items() <= one.changes.items() for other in advices):
-                advices.append(one)
-        left = [one for one in left if one not in alike]
+            if not any(other.changes.items() <= single.changes.items() for other in advices):
+                advices.append(single)
+        left = [single for single in left if single not in alike]
     return advices
 
 
@@ -97,23 +99,23 @@ def _together(result: Result, base: Layout, singles: Sequence[Advice]) -> Advice
         return None
     fields, best = dict(singles[0].changes), singles[0].step_time_ns
     room = int(result.memory_capacity_bytes * (1.0 - HEAD_ROOM))
-    found = None
+    combination = None
     for single in singles[1:]:
         if set(single.changes) & set(fields) - {"dp"} or "n_gpus" in single.changes or _offloads(single.changes):
             continue
-        asked = {name: value for name, value in {**fields, **single.changes}.items() if name != "dp"}
-        change = change_fields(base, asked)
+        joint_fields = {name: value for name, value in {**fields, **single.changes}.items() if name != "dp"}
+        change = change_fields(base, joint_fields)
         if change is None or change.kind != PLAN:
             continue
         needed = memory_bytes(change.layout, room)
         if needed > room or not host_holds(change.layout):
             continue
-        taken = step_ns(change.layout)
-        if taken < best * (1.0 - TOLD_APART / 3.0):
-            fields, best = dict(change.fields), taken
-            gain = 1.0 - taken / result.step_time_ns
-            found = Advice(dict(change.fields), flags_of(change.fields), PLAN, taken, gain, needed)
-    return found
+        time_ns = step_ns(change.layout)
+        if time_ns < best * (1.0 - TOLD_APART / 3.0):
+            fields, best = dict(change.fields), time_ns
+            gain = 1.0 - time_ns / result.step_time_ns
+            combination = Advice(dict(change.fields), flags_of(change.fields), PLAN, time_ns, gain, needed)
+    return combination
 
 
 def launch_of(word: str) -> str | None:
@@ -133,16 +135,16 @@ def _of(advice: Advice, base: Layout, launch: str | None, note: str) -> Proposal
 
 def _diff(changes: Mapping[str, object], base: Layout, launch: str) -> str:
     """The change of the user's file; empty where the file, patched, does not say the plan that was predicted."""
-    asked, n_gpus = base.asked, base.cluster.n_gpus
-    free = {"dp": None} if asked.dp is not None else {}
-    changed = asked.with_fields({**free, **changes})
+    plan, n_gpus = base.asked, base.cluster.n_gpus
+    free = {"dp": None} if plan.dp is not None else {}
+    changed = plan.with_fields({**free, **changes})
     wanted = laid_out(base.model, base.cluster, changed)
     try:
-        text = patch(launch, (plain_part(asked), base.dp), (plain_part(changed), wanted.dp), n_gpus, base.model.name)
+        text = patch(launch, (plain_part(plan), base.dp), (plain_part(changed), wanted.dp), n_gpus, base.model.name)
         if not text:
             return ""
         native = read_again(launch, text, n_gpus).fields
-        again = laid_out(base.model, base.cluster, read_plan({**plain_part(asked), **free, **native}))
+        again = laid_out(base.model, base.cluster, read_plan({**plain_part(plan), **free, **native}))
     except UserError:
         return ""
     return diff(launch, text) if again.plan == wanted.plan else ""

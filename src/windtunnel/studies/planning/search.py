@@ -147,7 +147,7 @@ class Search:
         FIRST_S longer to find any plan.
         """
         self._looks, self._spare = 0.0, spare
-        self._begun = begun = self._now()
+        self._begun = start = self._now()
         self._heap: list[Node] = []
         self._number = 0
         self._missed: list[Missed | Unmeasured] = []
@@ -159,7 +159,7 @@ class Search:
         answers: list[Found] = []
         listing: Iterator[Family] = families(self.space)
         unlisted: Family | None = None
-        ends = inf if within_s is None else begun + within_s
+        ends = inf if within_s is None else start + within_s
         while True:
             unlisted = self._list(listing, ends)
             answers = []
@@ -167,7 +167,7 @@ class Search:
                 now = self._now()
                 if self._over(now, ends, best):
                     break
-                if not best and now > begun + DEEP * (ends - begun):
+                if not best and now > start + DEEP * (ends - start):
                     self._deep(best, ends)
                     continue
                 node = heapq.heappop(self._heap)
@@ -192,12 +192,12 @@ class Search:
             left = min(left, self.bounds.peak_ns(unlisted.layout))
         gap = 0.0
         if not proven or not answers:
-            tried = sorted((one for one in best.values() if one not in answers), key=lambda one: one.score_ns)
-            answers = [*answers, *tried][:top]
+            others = sorted((plan for plan in best.values() if plan not in answers), key=lambda plan: plan.score_ns)
+            answers = [*answers, *others][:top]
             if not proven:
                 gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
         least = min([left, *(answer.score_ns for answer in answers[:1])])
-        return Answer(tuple(answers), replace(self.counts), gap, least, self._now() - begun)
+        return Answer(tuple(answers), replace(self.counts), gap, least, self._now() - start)
 
     @property
     def state_alone(self) -> bool:
@@ -304,10 +304,10 @@ class Search:
 
     def _take(self, node: Node, best: dict[tuple[object, ...], Found]) -> None:
         """Look at a node, and remember the best plan of each kind."""
-        for found in self._looked_at(node):
-            key = _kind(self.space, found.layout)
-            if key not in best or found.score_ns < best[key].score_ns:
-                best[key] = found
+        for plan in self._looked_at(node):
+            key = _kind(self.space, plan.layout)
+            if key not in best or plan.score_ns < best[key].score_ns:
+                best[key] = plan
 
     def _deep(self, best: dict[tuple[object, ...], Found], ends: float) -> None:
         """Nodes that are furthest along come first, for what time is left: some answer is better than a bound alone."""
@@ -323,7 +323,7 @@ class Search:
             _, node = heapq.heappop(order)
             if node.key < least:
                 self._take(node, best)
-                least = min((one.score_ns for one in best.values()), default=inf)
+                least = min((plan.score_ns for plan in best.values()), default=inf)
             else:
                 aside.append(node)
             waiting, self._heap = self._heap, []
@@ -406,21 +406,21 @@ class Search:
                 self._lost_unmeasured(layout, saving, too_much[sharded])
                 continue
             try:
-                one = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
+                variant = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
             except UserError as error:  # a saving is legal wherever its structure is; a given one may not be
                 self._refused(layout, saving, error)
                 continue
-            state = self.bounds.state_bytes(one) if alike and sharded not in fits else 0
-            if state > self._capacity(one):
+            state = self.bounds.state_bytes(variant) if alike and sharded not in fits else 0
+            if state > self._capacity(variant):
                 too_much[sharded] = state
                 self._lost_unmeasured(layout, saving, state)
                 continue
             fits.add(sharded)
-            least = self.bounds.memory_bytes(one)
-            if least > self._capacity(one):
-                self._lost(one, saving, least, exact=False)
+            least = self.bounds.memory_bytes(variant)
+            if least > self._capacity(variant):
+                self._lost(variant, saving, least, exact=False)
             else:
-                self._push(max(node.key, self.bounds.rough_ns(one, options)), ROUGH, one, saving)
+                self._push(max(node.key, self.bounds.rough_ns(variant, options)), ROUGH, variant, saving)
 
     def _lost_unmeasured(self, layout: Layout, saving: dict[str, object], state: int) -> None:
         """A structure with a saving whose state alone does not fit: how much it needs is found if somebody asks."""
@@ -443,26 +443,26 @@ class Search:
         options, first = self._options(node), True
         for chosen in product(*options.values()):
             update = dict(zip(options, chosen, strict=True))
-            one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.with_fields(update))
-            least = max(node.key, self.bounds.leaf_ns(one, options))
-            self._push(least, LEAF, one, node.saving, needed)
+            variant = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.with_fields(update))
+            least = max(node.key, self.bounds.leaf_ns(variant, options))
+            self._push(least, LEAF, variant, node.saving, needed)
             if first and self.soon is not None:
-                self.soon(STEP, least, one)
+                self.soon(STEP, least, variant)
             first = False
 
     def _replayed(self, node: Node) -> Iterator[Found]:
-        begun = monotonic()
+        start = monotonic()
         capacity = node.layout.cluster.gpu.usable_memory_bytes
         replay = Replayed(self.step(node.layout), node.needed_bytes, capacity)
-        self._shortest_s = min(self._shortest_s, monotonic() - begun)
+        self._shortest_s = min(self._shortest_s, monotonic() - start)
         self.counts.replayed += 1
         assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
-        found = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
+        plan = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
         if self.told is not None:
             self.told(node.layout, replay)
         self._number += 1
-        heapq.heappush(self._heap, Node(found.score_ns, REPLAYED, self._number, node.layout, node.saving, found))
-        yield found
+        heapq.heappush(self._heap, Node(plan.score_ns, REPLAYED, self._number, node.layout, node.saving, plan))
+        yield plan
 
 
 def _kind(space: Space, layout: Layout) -> tuple[object, ...]:

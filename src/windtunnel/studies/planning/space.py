@@ -87,8 +87,8 @@ class Space:
 
 def divisors(number: int) -> tuple[int, ...]:
     """All of them, rising."""
-    small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return tuple(sorted({*small, *(number // one for one in small)}))
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ def families(space: Space) -> Iterator[Family]:
     """
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     shapes = list(_shapes(space))
-    large = sum(prod(map(len, options.values())) * len(found) for _, options, found in shapes) > FLAT_MOST
+    large = sum(prod(map(len, options.values())) * len(ways) for _, options, ways in shapes) > FLAT_MOST
     shapes.sort(key=lambda shape: (shape[0]["tp"] > space.cluster.gpus_in_domain, shape[0]["cp"]))
-    for fields, found in _candidates(shapes):
-        together = [[each for each in found if each[1] == name] for name in dict.fromkeys(name for _, name, _ in found)]
-        for several in together if large else [[each] for each in found]:
+    for fields, ways in _candidates(shapes):
+        together = [[each for each in ways if each[1] == name] for name in dict.fromkeys(name for _, name, _ in ways)]
+        for several in together if large else [[each] for each in ways]:
             family = _family(space, base, fields, several)
             if family is not None:
                 yield family
@@ -168,12 +168,12 @@ def _named(pipeline: Pipeline) -> dict[str, object]:
 
 def _legal(space: Space, plan: Plan) -> Layout | None:
     try:
-        found = laid_out(space.model, space.cluster, plan)
+        layout = laid_out(space.model, space.cluster, plan)
         if space.mixed is not None:
-            _check_placed(space, found)
+            _check_placed(space, layout)
     except UserError:
         return None
-    return found
+    return layout
 
 
 def _check_placed(space: Space, layout: Layout) -> None:
@@ -190,8 +190,8 @@ def _check_placed(space: Space, layout: Layout) -> None:
 def first_refusal(space: Space) -> UserError | None:
     """Why the first structure that was refused was refused, or the fields that are given alone; None if neither was."""
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
-    for fields, found in _candidates(_shapes(space)):
-        for pipeline in found:
+    for fields, ways in _candidates(_shapes(space)):
+        for pipeline in ways:
             try:
                 layout = laid_out(space.model, space.cluster, base.with_fields({**fields, **_named(pipeline)}))
                 if space.mixed is not None:
@@ -214,9 +214,9 @@ Shape = tuple[dict[str, int], dict[str, tuple[object, ...]], tuple[Pipeline, ...
 
 def _candidates(shapes: Iterable[Shape]) -> Iterator[tuple[dict[str, object], tuple[Pipeline, ...]]]:
     """Fields of structures but how layers lie on stages, and all that this may be."""
-    for degrees, options, found in shapes:
+    for degrees, options, ways in shapes:
         for chosen in product(*options.values()):
-            yield {**degrees, **dict(zip(options, chosen, strict=True))}, found
+            yield {**degrees, **dict(zip(options, chosen, strict=True))}, ways
 
 
 def _shapes(space: Space) -> Iterator[Shape]:
@@ -250,8 +250,8 @@ def _shapes(space: Space) -> Iterator[Shape]:
             "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
             "compile": space.values("compile", has.compile),
         }
-        found = pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types)
-        yield {"tp": tp, "pp": pp, "cp": cp}, options, found
+        ways = pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types)
+        yield {"tp": tp, "pp": pp, "cp": cp}, options, ways
 
 
 def _interleaving(space: Space, pp: int) -> Features:
@@ -293,37 +293,37 @@ def savings(space: Space, layout: Layout, largest: int | None = None) -> tuple[d
     most = largest or max(len(layers) for layers in layout.virtual_layers)
     replicas = layout.dp * plan.cp
     near = max(1, layout.cluster.gpus_in_domain // plan.tp)
-    given = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
-    return _savings(space.features, space.mixture, plan.pp > 1, most, replicas, near, given)
+    constraints = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
+    return _savings(space.features, space.mixture, plan.pp > 1, most, replicas, near, constraints)
 
 
 @lru_cache(maxsize=4096)
 def _savings(
     has: Features, mixture: bool, pipelined: bool, most: int, replicas: int, near: int,
-    given: tuple[tuple[str, Any], ...],
+    constraints: tuple[tuple[str, Any], ...],
 ) -> tuple[dict[str, object], ...]:  # fmt: skip
-    said = dict(given)
-    stages = (said["zero_stage"],) if "zero_stage" in said else has.sharding(pipelined=pipelined)
-    if replicas == 1 and "zero_stage" not in said:
+    values = dict(constraints)
+    stages = (values["zero_stage"],) if "zero_stage" in values else has.sharding(pipelined=pipelined)
+    if replicas == 1 and "zero_stage" not in values:
         stages = stages[:1]
     recomputes: list[str] = ["none", *has.parts(mixture=mixture)]
     if has.some_layers:
         recomputes += [f"full:{count}" for count in sorted({most // 4, most // 2, 3 * most // 4} - {0, most})]
     recomputes.append("full")
-    if "recompute" in said:
-        recomputes = [said["recompute"]]
-    found = []
+    if "recompute" in values:
+        recomputes = [values["recompute"]]
+    options = []
     for zero, recompute in product(stages, recomputes):
         groups: tuple[int | None, ...] = (None,)
-        if "shard_group" in said:
-            groups = (said["shard_group"],)
+        if "shard_group" in values:
+            groups = (values["shard_group"],)
         elif has.hsdp and zero and near < replicas and replicas % near == 0 and near > 1:
             groups = (None, near)
         for group in groups:
-            one = {"zero_stage": zero, "recompute": recompute}
-            one |= {name: said[name] for name in ("offload_optimizer", "offload_activations") if name in said}
-            found.append(one | ({"shard_group": group} if group is not None else {}))
-    return tuple(found)
+            saving = {"zero_stage": zero, "recompute": recompute}
+            saving |= {name: values[name] for name in ("offload_optimizer", "offload_activations") if name in values}
+            options.append(saving | ({"shard_group": group} if group is not None else {}))
+    return tuple(options)
 
 
 def switches(space: Space, layout: Layout, saving: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
@@ -348,11 +348,11 @@ def count(space: Space, layout: Layout, largest: int | None = None) -> int:
     plan = layout.plan
     most = largest or max(len(layers) for layers in layout.virtual_layers)
     shape = (plan.tp, plan.pp > 1, plan.virtual_stages > 1, plan.ep > 1, layout.dp * plan.cp, most, plan.compile)
-    known = space.counts.get(shape)
-    if known is None:
+    number = space.counts.get(shape)
+    if number is None:
         several = savings(space, layout, most)
-        known = space.counts[shape] = sum(leaves(space, layout, saving) for saving in several)
-    return known
+        number = space.counts[shape] = sum(leaves(space, layout, saving) for saving in several)
+    return number
 
 
 def leaves(space: Space, layout: Layout, saving: Mapping[str, object]) -> int:

@@ -48,11 +48,12 @@ class Tried:
 
 def chosen(words: Sequence[str]) -> tuple[str, ...]:
     """Techniques by `all`, `exact` or names, with parameters where they are given. Raises UserError."""
-    found: dict[str, str] = {}
+    word_of: dict[str, str] = {}
     for word in (part for text in words for part in _names(text)):
         name = find_technique(word.partition(":")[0]).name
-        found[name] = found.get(name, word) if word == name else word  # parameters that were given are never dropped
-    return tuple(found.values())
+        # Parameters that were given are never dropped.
+        word_of[name] = word_of.get(name, word) if word == name else word
+    return tuple(word_of.values())
 
 
 def _names(text: str) -> list[str]:
@@ -82,25 +83,25 @@ def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: P
         helpful: list[tuple[float, str, Planned]] = []
         for word in words:
             try:
-                found = priced(finalist, (word,))
+                candidate = priced(finalist, (word,))
             except UserError as error:
                 reasons.setdefault(word, str(error))
                 continue
             worked.add(word)
             predicted += 1
-            if found is not None and found.step_time_s < finalist.step_time_s * (1.0 - LEAST_GAIN):
-                helpful.append((found.step_time_s, word, found))
+            if candidate is not None and candidate.step_time_s < finalist.step_time_s * (1.0 - LEAST_GAIN):
+                helpful.append((candidate.step_time_s, word, candidate))
         helpful.sort(key=lambda each: each[:2])
-        options = [found for _, _, found in helpful[:1]]
+        options = [candidate for _, _, candidate in helpful[:1]]
         names = [word for _, word, _ in helpful[:TOGETHER_MOST]]
         for count in range(2, len(names) + 1):
             for some in combinations(names, count):
                 if not together(some):
                     unfit += 1
                     continue
-                found = _of_all(priced, finalist, some)
+                candidate = _of_all(priced, finalist, some)
                 predicted += 1
-                options += [] if found is None else [found]
+                options += [] if candidate is None else [candidate]
         if options:
             best.append(
                 min(options, key=lambda option: (option.step_time_s, len(option.techniques), option.techniques))
@@ -109,8 +110,8 @@ def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: P
     return Tried(tuple(best), len(finalists), predicted, unfit, skipped)
 
 
-def _of_all(priced: Priced, one: Planned, words: tuple[str, ...]) -> Planned | None:
+def _of_all(priced: Priced, finalist: Planned, words: tuple[str, ...]) -> Planned | None:
     try:
-        return priced(one, words)
+        return priced(finalist, words)
     except UserError:  # each alone can be, the two on this plan cannot
         return None

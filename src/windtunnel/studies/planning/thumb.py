@@ -24,7 +24,7 @@ def rule_of_thumb(space: Space) -> Layout | None:
     pipelines = [pp for pp in divisors(space.cluster.n_gpus) if pp <= space.model.n_layers]
     zero = max(space.features.zero)
     degrees = [tp for tp in dict.fromkeys((1, tensor)) if tp == 1 or space.features.tensor]
-    tried, usable = 0, space.cluster.gpu.usable_memory_bytes
+    attempts, usable = 0, space.cluster.gpu.usable_memory_bytes
     for tp, pp in [(degrees[0], 1), *((degrees[-1], pp) for pp in pipelines)]:
         for recompute in ("none", "full"):
             open_fields = {"tp": tp, "pp": pp, "zero_stage": zero, "recompute": recompute, "micro_batch": 1}
@@ -39,9 +39,9 @@ def rule_of_thumb(space: Space) -> Layout | None:
                     check_lies_on_one(layout, space.mixed)
             except UserError:
                 continue
-            tried += 1
+            attempts += 1
             if memory_bytes(layout, usable) <= usable:
                 return layout
-            if tried >= TRIED_MOST:
+            if attempts >= TRIED_MOST:
                 return None
     return None

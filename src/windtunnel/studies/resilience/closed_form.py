@@ -45,8 +45,8 @@ def rates_of(process: FailureProcess, policy: Policy, job: Job, *, spare: bool) 
             reading += rate
             reading_time += rate * down
     slow = process.slow
-    mean_s, found = _slow(policy, slow.shortest_s, slow.longest_s)
-    paused += slow.rate_per_node_s * job.hosts * found * sum(policy.swap)
+    mean_s, detection = _slow(policy, slow.shortest_s, slow.longest_s)
+    paused += slow.rate_per_node_s * job.hosts * detection * sum(policy.swap)
     share = slow.rate_per_node_s * job.hosts * mean_s
     slowed = 1.0 - (-math.expm1(-share)) * slow.slower / (1.0 + slow.slower)
     mean_down = reading_time / reading if reading else 0.0

@@ -60,13 +60,13 @@ def published(gpus: int | None = None) -> RecoveryTimes:
     return RecoveryTimes(**{field.name: seconds(field.name) for field in fields(RecoveryTimes)})
 
 
-def with_times(times: RecoveryTimes, said: Mapping[str, object]) -> RecoveryTimes:
+def with_times(times: RecoveryTimes, changes: Mapping[str, object]) -> RecoveryTimes:
     """`times` with some of them replaced. Raises UnknownNameError for a key, SpecError for a time that is none."""
     names = [field.name for field in fields(RecoveryTimes)]
-    for name in said:
+    for name in changes:
         if name not in names:
             raise UnknownNameError("recovery time", name, names)
-    changed = {name: parse_time(value, f"recovery {name}") for name, value in said.items()}
+    changed = {name: parse_time(value, f"recovery {name}") for name, value in changes.items()}
     for name, seconds in changed.items():
         if not math.isfinite(seconds):
             raise SpecError(f"recovery {name}", seconds, "give a finite time")

@@ -1,6 +1,6 @@
 """The study: what failures cost a job, under each policy, on the same failures.
 
-`survive(asked)` draws the failures once, chooses interval and standbys where they are left open, runs every policy
+`survive(job)` draws the failures once, chooses interval and standbys where they are left open, runs every policy
 through them and reads off ETTR, waterfall, interruptions and cost. Step times arrive as callables: this package knows
 no model.
 """
@@ -142,51 +142,51 @@ class Survival(Shown):
 
     def to_dict(self) -> dict[str, Plain]:
         """Plain data for JSON: the first policy's figures on top, and one entry per policy."""
-        asked, entries = self.asked, [entry.to_dict() for entry in self.entries]
+        job, entries = self.asked, [entry.to_dict() for entry in self.entries]
         head: dict[str, Plain] = {
-            **{name: plain(getattr(asked, name)) for name in SAID},
-            "failures": asked.process.name,
-            "failures_source": asked.process.source,
+            **{name: plain(getattr(job, name)) for name in SAID},
+            "failures": job.process.name,
+            "failures_source": job.process.source,
             "mttf_s": self.mttf_s if math.isfinite(self.mttf_s) else None,
             "wall_s": self.wall_s,
         }
         return {**entries[0], **head, "policies": [{**entry} for entry in entries]}
 
 
-def survive(asked: Asked) -> Survival:
+def survive(job: Asked) -> Survival:
     """Every policy on the same failures. Raises UnknownNameError for a policy, SpecError for a field."""
-    policies = [policy_named(name, asked) for name in asked.policies]
+    policies = [policy_named(name, job) for name in job.policies]
     if not policies:
         raise SpecError("policy", None, "name at least one")
     if len({policy.name for policy in policies}) < len(policies):
-        raise SpecError("policy", ", ".join(asked.policies), "name each policy once")
-    wall_s = asked.days * DAY_S
-    trace = draw(asked.process, asked.gpus, asked.gpus_per_node, wall_s, asked.seeds, asked.seed)
-    if asked.standbys is not None and all(policy.away != "from standbys" for policy in policies):
-        raise SpecError("standbys", asked.standbys, "no policy of these keeps any: leave it out, or add standby")
-    entries = [_entry(asked, policy, trace) for policy in policies]
-    return Survival(asked, wall_s, asked.process.mttf_s(asked.gpus, asked.gpus_per_node), entries)
+        raise SpecError("policy", ", ".join(job.policies), "name each policy once")
+    wall_s = job.days * DAY_S
+    trace = draw(job.process, job.gpus, job.gpus_per_node, wall_s, job.seeds, job.seed)
+    if job.standbys is not None and all(policy.away != "from standbys" for policy in policies):
+        raise SpecError("standbys", job.standbys, "no policy of these keeps any: leave it out, or add standby")
+    entries = [_entry(job, policy, trace) for policy in policies]
+    return Survival(job, wall_s, job.process.mttf_s(job.gpus, job.gpus_per_node), entries)
 
 
-def _entry(asked: Asked, policy: Policy, trace: FailureTrace) -> PolicyEntry:
-    process, saving, times = asked.process, asked.checkpoint, asked.times
-    host_rate, stall = process.host_rate_per_s(asked.gpus_per_node), saving.stall_s
-    needed = standbys.standbys_needed(asked.hosts, standbys.unavailable(host_rate, times.replenish))
-    kept, costs = 0, tuple[tuple[int, float], ...]()
+def _entry(job: Asked, policy: Policy, trace: FailureTrace) -> PolicyEntry:
+    process, saving, times = job.process, job.checkpoint, job.times
+    host_rate, stall = process.host_rate_per_s(job.gpus_per_node), saving.stall_s
+    needed = standbys.standbys_needed(job.hosts, standbys.unavailable(host_rate, times.replenish))
+    spares, costs = 0, tuple[tuple[int, float], ...]()
     if policy.away == "from standbys":
-        kept = needed if asked.standbys is None else asked.standbys
-        wait_s, most = times.schedule + times.warm_up, max(2 * needed + 4, kept)
-        costs = standbys.standby_costs(asked.hosts, host_rate, times.replenish, wait_s, most)
-    rates = rates_of(process, policy, asked, spare=kept > 0)
-    interval = asked.interval_s or best_interval(rates, saving, asked.step_s)
-    outcome = run_many(trace, policy, _saving(saving, interval), asked.step_s, kept)
+        spares = needed if job.standbys is None else job.standbys
+        wait_s, most = times.schedule + times.warm_up, max(2 * needed + 4, spares)
+        costs = standbys.standby_costs(job.hosts, host_rate, times.replenish, wait_s, most)
+    rates = rates_of(process, policy, job, spare=spares > 0)
+    interval = job.interval_s or best_interval(rates, saving, job.step_s)
+    outcome = run_many(trace, policy, _saving(saving, interval), job.step_s, spares)
     low, high = np.percentile(outcome.ettr, [5, 95])
     unplanned = np.array([cause.symptom != "planned" for cause in process.causes], bool)
     counts = outcome.interruptions
     total = counts[:, unplanned].sum(axis=1)
     mean = outcome.seconds.mean(axis=0)
     share = float(outcome.ettr.mean())
-    gpu_hours = (asked.gpus + kept * asked.gpus_per_node) * outcome.wall_s / 3600.0
+    gpu_hours = (job.gpus + spares * job.gpus_per_node) * outcome.wall_s / 3600.0
     intervals = np.geomspace(max(saving.least_interval_s, interval / 20), interval * 20, CURVE_POINTS)
     return PolicyEntry(
         policy=policy.name,
@@ -207,18 +207,18 @@ def _entry(asked: Asked, policy: Policy, trace: FailureTrace) -> PolicyEntry:
         checkpoint_stall_s=stall,
         young_s=ettr.young_s(rates.reading_per_s, stall),
         daly_s=ettr.daly_s(rates.reading_per_s, stall),
-        standbys=kept,
+        standbys=spares,
         standbys_cheapest=standbys.cheapest_standbys(costs) if costs else 0,
         gpu_hours=gpu_hours,
-        gpu_hours_wasted=gpu_hours - share * asked.gpus * outcome.wall_s / 3600.0,
-        cost_usd=None if asked.usd_per_gpu_hour is None else gpu_hours * asked.usd_per_gpu_hour,
-        tokens_per_s=None if asked.tokens_per_s is None else asked.tokens_per_s * share,
+        gpu_hours_wasted=gpu_hours - share * job.gpus * outcome.wall_s / 3600.0,
+        cost_usd=None if job.usd_per_gpu_hour is None else gpu_hours * job.usd_per_gpu_hour,
+        tokens_per_s=None if job.tokens_per_s is None else job.tokens_per_s * share,
         interval_curve=[
             (float(d), closed_form(rates, stall, d, ettr.exact), closed_form(rates, stall, d, ettr.linear))
             for d in intervals
         ],
         standby_curve=costs,
-        scale_curve=_scale_curve(asked, policy.name, spare=kept > 0),
+        scale_curve=_scale_curve(job, policy.name, spare=spares > 0),
         stops=outcome.stops,
     )
 
@@ -236,18 +236,18 @@ def _saving(checkpoint: Checkpoint, interval_s: float) -> Saving:
     return Saving(max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), round(checkpoint.persist_s * 1e9))
 
 
-def _scale_curve(asked: Asked, name: str, *, spare: bool) -> list[tuple[int, float]]:
+def _scale_curve(job: Asked, name: str, *, spare: bool) -> list[tuple[int, float]]:
     """Exact ETTR of the same job on more and fewer GPUs: replicas are added, each with its own best interval."""
     points = []
     for gpus in SCALES:
-        replicas = max(1, round(asked.replicas * gpus / asked.gpus))
-        whole = asked.replicas
+        replicas = max(1, round(job.replicas * gpus / job.gpus))
+        whole = job.replicas
 
         def rate(left: int, replicas: int = replicas, whole: int = whole) -> float:
-            return asked.rate(round(left * whole / replicas)) if whole >= replicas else left / replicas
+            return job.rate(round(left * whole / replicas)) if whole >= replicas else left / replicas
 
-        job = Job(gpus, asked.gpus_per_node, replicas, asked.stages, asked.step_s, asked.times, rate)
-        rates = rates_of(asked.process, policy_named(name, job), job, spare=spare)
-        interval = asked.interval_s or best_interval(rates, asked.checkpoint, asked.step_s)
-        points.append((gpus, closed_form(rates, asked.checkpoint.stall_s, interval, ettr.exact)))
+        scaled_job = Job(gpus, job.gpus_per_node, replicas, job.stages, job.step_s, job.times, rate)
+        rates = rates_of(job.process, policy_named(name, scaled_job), scaled_job, spare=spare)
+        interval = job.interval_s or best_interval(rates, job.checkpoint, job.step_s)
+        points.append((gpus, closed_form(rates, job.checkpoint.stall_s, interval, ettr.exact)))
     return points

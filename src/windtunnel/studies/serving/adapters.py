@@ -40,15 +40,15 @@ class Adapters:
 def adapters_of(text: str) -> Adapters:
     """`adapters=100,rank=16,resident=8`. Raises SpecError."""
     remedy = "write adapters=100,rank=16,resident=8, whole numbers of at least 1"
-    given: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in ("adapters", "rank", "resident") or name in given or not value.isdecimal() or len(value) > 6:
+        if name not in ("adapters", "rank", "resident") or name in numbers or not value.isdecimal() or len(value) > 6:
             raise SpecError("lora", text, remedy)
-        given[name] = int(value)
-    if len(given) < 3 or min(given.values()) < 1:
+        numbers[name] = int(value)
+    if len(numbers) < 3 or min(numbers.values()) < 1:
         raise SpecError("lora", text, remedy)
-    return Adapters(given["adapters"], given["rank"], min(given["resident"], given["adapters"]))
+    return Adapters(numbers["adapters"], numbers["rank"], min(numbers["resident"], numbers["adapters"]))
 
 
 def products(layer: Layer, hidden: int, tp: int) -> Iterator[tuple[int, float, float]]:
@@ -78,10 +78,10 @@ def slot_bytes(model: Model, rank: int, tp: int, pp: int) -> float:
 
 
 def products_s(
-    stream_s: Callable[[float], float], layer: Layer, hidden: int, tp: int, one: Adapters, tokens: float
+    stream_s: Callable[[float], float], layer: Layer, hidden: int, tp: int, adapters: Adapters, tokens: float
 ) -> float:
     """Seconds of one layer's kernels. `stream_s`: of a kernel by its bytes."""
-    slots, rank = one.resident, one.rank
+    slots, rank = adapters.resident, adapters.rank
     used = slots * (1.0 - (1.0 - 1.0 / slots) ** tokens)
     return sum(
         stream_s(WIDTH * fused * (used * rank * inputs + tokens * rank) + WIDTH * tokens * inputs)
@@ -92,12 +92,12 @@ def products_s(
 
 def asked_for(load: Workload, adapters: int) -> list[int]:
     """The adapter of each request."""
-    drawn: list[int] = np.random.default_rng([0, 3]).integers(0, adapters, len(load)).tolist()
+    adapter_of: list[int] = np.random.default_rng([0, 3]).integers(0, adapters, len(load)).tolist()
     if load.turns is not None:
         for before, after in enumerate(load.turns.following.tolist()):
             if after >= 0:
-                drawn[after] = drawn[before]
-    return drawn
+                adapter_of[after] = adapter_of[before]
+    return adapter_of
 
 
 @final

@@ -137,15 +137,15 @@ def engine_of(
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
     scale = cluster.gpu.kernel_scale
-    told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
+    source = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
     if cluster.gpu.generation == "other" or scale.compute < 0.5 * scale.memory:
         used = replace(used, band=hypot(used.band, UNMEASURED_BAND))
-        told += f"; without measurements of {cluster.gpu.name}, so the band is wide"
+        source += f"; without measurements of {cluster.gpu.name}, so the band is wide"
     stands_in = kernels.derived_from(deployment.weights)
     if kernels.measured and stands_in:
-        told += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"
+        source += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"
     if prices is not None:
-        told = prices_from
+        source = prices_from
     generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
     blackwell = generation.startswith("blackwell")  # Ultra too
     routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
@@ -173,7 +173,7 @@ def engine_of(
         times,
         rules_of(used, deployment, blocks, times.tokens_per_step, beside),
         blocks,
-        told,
+        source,
         kernels.measured or prices is not None,
         kv,
         tiers,

@@ -133,13 +133,13 @@ class Deployment:
         return " ".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
 
 
-def deployment_of(asked: Mapping[str, Any]) -> Deployment:
+def deployment_of(settings: Mapping[str, Any]) -> Deployment:
     """A deployment from its fields. Raises UnknownNameError and SpecError."""
-    known = [one.name for one in fields(Deployment)]
-    for name in asked:
-        if name not in known:
-            raise UnknownNameError("field of a deployment", str(name), known)
-    return Deployment(**asked)
+    names = [field.name for field in fields(Deployment)]
+    for name in settings:
+        if name not in names:
+            raise UnknownNameError("field of a deployment", str(name), names)
+    return Deployment(**settings)
 
 
 def check(deployment: Deployment, model: Model, cluster: Cluster) -> None:

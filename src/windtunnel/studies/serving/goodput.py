@@ -61,17 +61,17 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
     Where even the slowest rate misses, the result is that of the slowest, with a goodput of zero. Raises UserError
     where none does, however close together these requests are sent.
     """
-    tried: list[tuple[float, float]] = []
+    attempts: list[tuple[float, float]] = []
 
     def attempt(rate: float) -> ServingResult:
         result = run(at_rate(workload, rate))
-        tried.append((rate, result.slo_attainment or 0.0))
+        attempts.append((rate, result.slo_attainment or 0.0))
         return result
 
     rate = rate_of(workload)
     result = attempt(rate)
     if not result.feasible:
-        return replace(result, search=_search(tried, attain, 0.0, 0.0))
+        return replace(result, search=_search(attempts, attain, 0.0, 0.0))
     low, high = 0.0, math.inf
     best: ServingResult | None = None
     for _ in range(DOUBLINGS):
@@ -89,7 +89,7 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
                 break  # not in ten years
         result = attempt(rate)
     if best is None:
-        return replace(result, goodput_requests_per_s=0.0, search=_search(tried, attain, 0.0, high))
+        return replace(result, goodput_requests_per_s=0.0, search=_search(attempts, attain, 0.0, high))
     if math.isinf(high):
         raise misses_nowhere(len(workload))
     while high / low > 1.0 + PRECISION:
@@ -99,7 +99,7 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
             low, best = rate, result
         else:
             high = rate
-    search = _search(tried, attain, low, high)
+    search = _search(attempts, attain, low, high)
     if _all_at_once(best):
         warning = (
             f"at {low:.4g} requests/s all {len(workload)} were there before the first was answered: their number"
@@ -152,6 +152,6 @@ def rate_curve(run: Run, workload: Workload, around: ServingResult) -> Curve:
     return Curve(tuple(points))
 
 
-def _search(tried: list[tuple[float, float]], attain: float, low: float, high: float) -> GoodputSearch:
+def _search(attempts: list[tuple[float, float]], attain: float, low: float, high: float) -> GoodputSearch:
     missed = high if math.isfinite(high) else None
-    return GoodputSearch(attain, low, missed, tuple(TriedRate(rate, share) for rate, share in sorted(tried)))
+    return GoodputSearch(attain, low, missed, tuple(TriedRate(rate, share) for rate, share in sorted(attempts)))

@@ -40,10 +40,10 @@ class Server(Protocol):
     def outstanding_tokens(self) -> int:
         """Prompt tokens that wait or are being computed."""
 
-    def known_blocks(self, one: Sequence) -> int:
+    def known_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that a cache has already."""
 
-    def submit(self, one: Sequence, now_ns: int) -> None:
+    def submit(self, sequence: Sequence, now_ns: int) -> None:
         """A request arrives."""
 
     def advance(self) -> list[Sequence]:
@@ -53,7 +53,7 @@ class Server(Protocol):
 class Router(Protocol):
     """Chooses a replica."""
 
-    def choose(self, one: Sequence, servers: Listed[Server]) -> int:
+    def choose(self, sequence: Sequence, servers: Listed[Server]) -> int:
         """Index of the replica that gets this request."""
 
 
@@ -208,9 +208,10 @@ def simulate(
         sent.append(sequence)
         return sequence
 
-    known = workload.concurrency is None and workload.turns is None and reading is None  # when requests arrive
-    if known and (len(servers) == 1 or router is not None):
-        sequences = [one for now_ns, index in client.start() if (one := request(index, now_ns)) is not None]
+    # Whether it is known when requests arrive.
+    open_loop = workload.concurrency is None and workload.turns is None and reading is None
+    if open_loop and (len(servers) == 1 or router is not None):
+        sequences = [sequence for now_ns, index in client.start() if (sequence := request(index, now_ns)) is not None]
         if router is not None and len(servers) > 1 and not (apart and getattr(router, "in_turn", False)):
             _routed(servers, router, sequences)
             return sent, refused
@@ -224,15 +225,15 @@ def simulate(
         return sent, refused
 
     def answered(now_ns: int, place: int, finished: list[Sequence]) -> None:
-        for one in finished:
-            for at_ns, following in client.answered(one.index, now_ns):
+        for sequence in finished:
+            for at_ns, following in client.answered(sequence.index, now_ns):
                 loop.sent(at_ns, following, after)
 
     def arrive(now_ns: int, index: int) -> None:
-        one = request(index, now_ns)
-        if one is not None:
-            place = 0 if router is None or only else router.choose(one, servers)
-            servers[place].submit(one, now_ns)
+        sequence = request(index, now_ns)
+        if sequence is not None:
+            place = 0 if router is None or only else router.choose(sequence, servers)
+            servers[place].submit(sequence, now_ns)
             watch(place)
         else:
             answered(now_ns, 0, [Sequence(index, prompts[index], outputs[index], now_ns)])
@@ -279,9 +280,9 @@ def _kept_full(server: Server, client: ClosedLoop, request: Callable[[int, int],
         waiting.reverse()
         while waiting:
             _, index = waiting.pop()
-            one = request(index, now_ns)
-            if one is not None:
-                server.submit(one, now_ns)
+            sequence = request(index, now_ns)
+            if sequence is not None:
+                server.submit(sequence, now_ns)
             else:
                 waiting[:0] = client.answered(index, now_ns)  # refused: the slot goes on
 

@@ -130,15 +130,17 @@ def _notes(ignored: Iterable[str]) -> tuple[str, ...]:
     """What is said of flags that are not modelled."""
     if not (flags := list(ignored)):
         return ()
-    said = f"not modelled and ignored: {', '.join(flag if len(flag) <= 40 else flag.split()[0] for flag in flags)}"
+    note = f"not modelled and ignored: {', '.join(flag if len(flag) <= 40 else flag.split()[0] for flag in flags)}"
     graphs = any(UNGRAPHED.search(flag) for flag in flags)
-    return (said + ("; decode steps are priced with captured graphs, and take longer without" if graphs else ""),)
+    return (note + ("; decode steps are priced with captured graphs, and take longer without" if graphs else ""),)
 
 
-def _words(one: Started) -> str:
+def _words(worker: Started) -> str:
     names = (("tp", "tp"), ("pp", "pp"), ("attn_dp", "dp"), ("moe_ep", "ep"))
-    sizes = "".join(f"{word}{one.fields[name]}" for name, word in names if one.fields.get(name, 1) not in (1, None))
-    return f"{one.replicas}x{sizes or 'tp1'}"
+    sizes = "".join(
+        f"{word}{worker.fields[name]}" for name, word in names if worker.fields.get(name, 1) not in (1, None)
+    )
+    return f"{worker.replicas}x{sizes or 'tp1'}"
 
 
 def _workers(text: str) -> Iterator[Started]:
@@ -157,9 +159,9 @@ def _workers(text: str) -> Iterator[Started]:
 
 def _of_script(text: str, role: str) -> Iterator[Started]:
     """The workers of command lines, those that are alike together."""
-    found = [_of_line(words, role) for words in _commands(text)]
-    for key in dict.fromkeys(str(dict(one.fields)) for one in found):
-        alike = [one for one in found if str(dict(one.fields)) == key]
+    workers = [_of_line(words, role) for words in _commands(text)]
+    for key in dict.fromkeys(str(dict(worker.fields)) for worker in workers):
+        alike = [worker for worker in workers if str(dict(worker.fields)) == key]
         yield replace(alike[0], replicas=len(alike))
 
 
@@ -170,7 +172,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     for line in re.split(r"\n|;(?=\s|$)|&&", joined):
         assigned = None if LINE.search(line) else ASSIGNED.fullmatch(line)
         # Of an array the words stay as they are quoted.
-        line = re.sub(r'"?\$\{(\w+)\[@\]\}"?', lambda one: values.get(one[1], one[0]), line)
+        line = re.sub(r'"?\$\{(\w+)\[@\]\}"?', lambda match: values.get(match[1], match[0]), line)
         if assigned is not None and assigned[2] is not None:
             values[assigned[1]] = expanded(assigned[2], values)
         elif assigned is not None or LINE.search(line):
@@ -196,19 +198,23 @@ def _of_document(document: object) -> Iterator[Started]:
     if document.get("kind") == "DynamoGraphDeployment":
         services = spec.get("services") or {}
         old = [{"name": name, **service, **(service.get("extraPodSpec") or {})} for name, service in services.items()]
-        for one in [*(spec.get("components") or ()), *old]:
-            role = str(one.get("type") or one.get("subComponentType") or one.get("componentType") or "").lower()
-            pod = ((one.get("podTemplate") or {}).get("spec") or {}).get("containers") or [one.get("mainContainer")]
-            if role in ("worker", "prefill", "decode", "main") or one.get("subComponentType"):
-                role = str(one.get("subComponentType") or role)
-                yield _of_container(pod[0], role if role in ("prefill", "decode") else "", one.get("replicas", 1))
+        for component in [*(spec.get("components") or ()), *old]:
+            role = str(
+                component.get("type") or component.get("subComponentType") or component.get("componentType") or ""
+            ).lower()
+            pod = ((component.get("podTemplate") or {}).get("spec") or {}).get("containers") or [
+                component.get("mainContainer")
+            ]
+            if role in ("worker", "prefill", "decode", "main") or component.get("subComponentType"):
+                role = str(component.get("subComponentType") or role)
+                yield _of_container(pod[0], role if role in ("prefill", "decode") else "", component.get("replicas", 1))
     elif document.get("kind") == "Deployment":
         name = str((document.get("metadata") or {}).get("name", ""))
         role = name if name in ("prefill", "decode") else ""
         pod = (spec.get("template") or {}).get("spec") or {}
-        for one in pod.get("containers") or ():
-            if one.get("name") == "modelserver":
-                yield _of_container(one, role, spec.get("replicas", 1))
+        for container in pod.get("containers") or ():
+            if container.get("name") == "modelserver":
+                yield _of_container(container, role, spec.get("replicas", 1))
 
 
 def _of_container(container: object, role: str, replicas: int) -> Started:
@@ -227,8 +233,8 @@ def _of_line(words: Sequence[str], role: str, image: str = "", replicas: int = 1
     parts = list(words) if line is None else next(_commands(line))
     match = LINE.search(" ".join(parts))
     if match is None:
-        known = "vllm serve, sglang.launch_server, dynamo.vllm"
-        raise SpecError("command", " ".join(words), f"names no engine that is known: {known}")
+        engines = "vllm serve, sglang.launch_server, dynamo.vllm"
+        raise SpecError("command", " ".join(words), f"names no engine that is known: {engines}")
     engine = "vllm" if "vllm" in match[1] else "sglang" if "sglang" in match[1] else "trtllm"
     name = match[1].split()[-1]
     place = next(place for place, word in enumerate(parts) if word.rpartition("/")[2] == name)
@@ -288,8 +294,8 @@ def _flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
         elif name == "speculative-num-draft-tokens":  # with the steps beside it, they count
             fields.setdefault("speculative_tokens", _integer(name, value))
         elif name in ("speculative-config", "sc"):
-            found = re.search(r'num_speculative_tokens"?\s*:\s*(\d+)', value)
-            fields["speculative_tokens"] = int(found[1]) if found else 1
+            match = re.search(r'num_speculative_tokens"?\s*:\s*(\d+)', value)
+            fields["speculative_tokens"] = int(match[1]) if match else 1
         elif name == "cpu-offload-gb" and value not in ("0", "0.0"):
             raise SpecError(f"--{name}", value, "weights in host memory are not modelled: leave it out")
         elif name.startswith("O") and name + value not in ("O2", "O3"):
@@ -322,23 +328,23 @@ def _share(name: str, value: str) -> float:
 
 def flags_of(deployment: Deployment, *, model_len: bool = True) -> list[str]:
     """vLLM's flags of a replica: what its defaults would not do."""
-    found = []
+    flags = []
     sizes = (("tensor-parallel-size", "tp"), ("pipeline-parallel-size", "pp"), ("data-parallel-size", "attn_dp"))
-    found += [f"--{flag}={getattr(deployment, name)}" for flag, name in sizes if getattr(deployment, name) > 1]
+    flags += [f"--{flag}={getattr(deployment, name)}" for flag, name in sizes if getattr(deployment, name) > 1]
     if deployment.moe_ep is not None and deployment.moe_ep > 1:
-        found.append("--enable-expert-parallel")
+        flags.append("--enable-expert-parallel")
     names = ["max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization"]
     for name in (*(["max_model_len"] if model_len else []), *names):
         value = getattr(deployment, name)
         if value is not None:
-            found.append(f"--{name.replace('_', '-')}={value}")
+            flags.append(f"--{name.replace('_', '-')}={value}")
     if deployment.kv == "fp8":
-        found.append("--kv-cache-dtype=fp8")
+        flags.append("--kv-cache-dtype=fp8")
     for name, flag in (("prefix_caching", "enable-prefix-caching"), ("chunked_prefill", "enable-chunked-prefill")):
         value = getattr(deployment, name)
         if value is not None:
-            found.append(f"--{flag}" if value else f"--no-{flag}")
-    return found
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+    return flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,10 +368,10 @@ def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
     texts = _texts(form, name or model, sides)
     if name is not None or os.path.isdir(model):
         return texts
-    said = f"# {model} is no id of the Hugging Face hub: write the checkpoint's id, or the path of its folder\n"
+    comment = f"# {model} is no id of the Hugging Face hub: write the checkpoint's id, or the path of its folder\n"
     shebang = "#!/bin/sh\n"
     return {
-        file: shebang + said + text.removeprefix(shebang) if text.startswith(shebang) else said + text
+        file: shebang + comment + text.removeprefix(shebang) if text.startswith(shebang) else comment + text
         for file, text in texts.items()
     }
 

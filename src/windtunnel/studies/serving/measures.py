@@ -46,8 +46,8 @@ def distribution(values: Floats) -> Distribution | None:
 def gap_distribution(counts: Iterable[Mapping[int, int]]) -> Distribution | None:
     """Of the gaps that replicas counted."""
     total: dict[int, int] = {}
-    for one in counts:
-        for key, count in one.items():
+    for gaps in counts:
+        for key, count in gaps.items():
             total[key] = total.get(key, 0) + count
     if not total:
         return None
@@ -98,13 +98,13 @@ class Stamps:
     def attainment(self, ttft_s: float | None, tpot_s: float | None, total: int) -> float:
         """Share of `total` requests that finished and met both limits."""
         done = ~np.isnan(self.last)
-        met = done.copy()
+        in_time = done.copy()
         with np.errstate(invalid="ignore"):
             if ttft_s is not None:
-                met &= (self.first - self.arrival) <= ttft_s
+                in_time &= (self.first - self.arrival) <= ttft_s
             if tpot_s is not None:
-                met &= (self.output <= 1) | ((self.last - self.first) <= tpot_s * (self.output - 1.0))
-        return float(met.sum()) / total if total else 0.0
+                in_time &= (self.output <= 1) | ((self.last - self.first) <= tpot_s * (self.output - 1.0))
+        return float(in_time.sum()) / total if total else 0.0
 
 
 _read = attrgetter(

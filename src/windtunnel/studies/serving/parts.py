@@ -45,11 +45,11 @@ def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, see
     count = count if requests.requests is None else requests.requests
     prompt, output = requests.tokens
     prompts, outputs = lengths(count, prompt, output, requests.length_ratio, seed)
-    name, said = f"{prompt} in, {output} out", requests.assumed
+    name, notes = f"{prompt} in, {output} out", requests.assumed
     if isinstance(load, Closed):
-        return Workload(prompts, outputs, None, load.concurrency, name=name, notes=said)
+        return Workload(prompts, outputs, None, load.concurrency, name=name, notes=notes)
     assert isinstance(load, Open)  # the question says when made requests come
-    return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name, notes=said)
+    return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name, notes=notes)
 
 
 def drafts_assumed(engine: Engine) -> tuple[str, ...]:
@@ -67,16 +67,16 @@ def deployment_of(
     Formats that it leaves open are the checkpoint's; so is the cache's, which is in 16 bits where the checkpoint does
     not say. Of a checkpoint quantised otherwise (`weights`) the engine's profile knows.
     """
-    given: dict[str, Any] = {field.name: getattr(engine, field.name) for field in fields(engine)}
-    drafting = given.pop("drafting", None)
+    settings: dict[str, Any] = {field.name: getattr(engine, field.name) for field in fields(engine)}
+    drafting = settings.pop("drafting", None)
     if engine.weights is None:
-        del given["weights"]
+        del settings["weights"]
     if engine.max_model_len is None:
-        given["max_model_len"] = max_model_len
+        settings["max_model_len"] = max_model_len
     if isinstance(drafting, Drafted):
-        kept = drafting.taken_as if drafting.acceptance is None else drafting.acceptance
-        given |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": kept}
+        acceptance = drafting.taken_as if drafting.acceptance is None else drafting.acceptance
+        settings |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": acceptance}
     if layout is not None:
-        given |= {"tp": layout.tp, "pp": layout.pp, "attn_dp": layout.dp, "moe_ep": layout.ep}
-    deployment = Deployment(**given)
+        settings |= {"tp": layout.tp, "pp": layout.pp, "attn_dp": layout.dp, "moe_ep": layout.ep}
+    deployment = Deployment(**settings)
     return deployment.stored_as(stored) if engine.weights is None else deployment

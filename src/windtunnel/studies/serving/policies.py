@@ -54,11 +54,11 @@ class Compared(Answer):
 def answer(question: ServePolicies) -> Compared | Sharing:
     """Serve the requests under each. Raises UserError."""
     several = "," in question.model.base
-    known = SHARING if several else POLICIES
-    policies = list(known) if question.policy is None else _names("policy", question.policy)
+    choices = SHARING if several else POLICIES
+    policies = list(choices) if question.policy is None else _names("policy", question.policy)
     for name in policies:
-        if name not in known:
-            raise UnknownNameError("policy of several models" if several else "batching policy", name, known)
+        if name not in choices:
+            raise UnknownNameError("policy of several models" if several else "batching policy", name, choices)
     if several:
         return _shared(question, policies)
     routers = _names("router", question.router)
@@ -82,8 +82,8 @@ def answer(question: ServePolicies) -> Compared | Sharing:
                 cost_per_gpu_hour=question.price,
                 make=lambda policy=policy: _replica(engine, policy, longest),  # type: ignore[misc]
             )
-    said = tuple(f"{name}: {text}" for name, result in results.items() for text in refusals(result))
-    return Compared(results, sources_of(engine), (*load.notes, *drafts_assumed(question.engine), *said))
+    notes = tuple(f"{name}: {text}" for name, result in results.items() for text in refusals(result))
+    return Compared(results, sources_of(engine), (*load.notes, *drafts_assumed(question.engine), *notes))
 
 
 def _shared(question: ServePolicies, policies: list[str]) -> Sharing:
@@ -95,8 +95,8 @@ def _shared(question: ServePolicies, policies: list[str]) -> Sharing:
     load = workload_of(question.requests, question.load, question.seed)
     deployment, limits = deployment_of(question.engine), question.limits.seconds()
     machine = cluster_of(question.cluster)
-    asked = several_of(question.model.base, question.load.rate, machine, deployment, load, limits)
-    return share(asked, policies, question.price)
+    several = several_of(question.model.base, question.load.rate, machine, deployment, load, limits)
+    return share(several, policies, question.price)
 
 
 def _names(field: str, text: str) -> list[str]:

@@ -52,13 +52,13 @@ class ServingSpec:
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON: what is not said is left out, but for the number of replicas."""
-        found = plain_fields(self)
+        fields = plain_fields(self)
         for name in ("prefill", "decode", "router", "groups"):
-            if found[name] is None:
-                del found[name]
+            if fields[name] is None:
+                del fields[name]
         deployment = plain_fields(self.deployment)
         layout: dict[str, Plain] = {name: value for name, value in deployment.items() if value is not None}
-        return {**found, "deployment": layout, "workload": {**self.workload.to_dict()}}
+        return {**fields, "deployment": layout, "workload": {**self.workload.to_dict()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class Started:
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
-        found = plain_fields(self)
-        del found["notice"]
-        return found
+        fields = plain_fields(self)
+        del fields["notice"]
+        return fields
 
     def words(self) -> str:
         """In one line."""
@@ -128,11 +128,11 @@ class GoodputSearch:
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
-        found = plain_fields(self)
+        fields = plain_fields(self)
         if self.warning is None:
-            del found["warning"]
+            del fields["warning"]
         kind = "goodput by bisection, common random numbers"
-        return {**found, "kind": kind, "rates_tried": len(self.tried)}
+        return {**fields, "kind": kind, "rates_tried": len(self.tried)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,10 +222,10 @@ class ServingResult(Shown):
         Stamps in seconds, empty where an event never came.
         """
         rows: list[tuple[object, ...]] = []
-        found = self.stamps
-        if found is not None:
-            columns = (found.queued, found.scheduled, found.first, found.last)
-            for index, place in sorted((index, place) for place, index in enumerate(found.index.tolist())):
+        stamps = self.stamps
+        if stamps is not None:
+            columns = (stamps.queued, stamps.scheduled, stamps.first, stamps.last)
+            for index, place in sorted((index, place) for place, index in enumerate(stamps.index.tolist())):
                 times = (float(column[place]) for column in columns)
                 rows.append((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
         return csv_text(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"), rows)
@@ -252,10 +252,10 @@ class ServingResult(Shown):
 
 def refusals(result: ServingResult) -> list[str]:
     """What has to be said: of the engine's release, and where requests are more than a replica takes."""
-    found = [result.started.notice] if result.started.notice else []
+    notices = [result.started.notice] if result.started.notice else []
     if result.refused and result.refusal:
-        found.append(refused_words(result.refused, result.requests, result.refusal, result.started))
-    return found
+        notices.append(refused_words(result.refused, result.requests, result.refusal, result.started))
+    return notices
 
 
 def refused_words(refused: int, requests: int, refusal: str, started: Started) -> str:

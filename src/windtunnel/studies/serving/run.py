@@ -77,12 +77,12 @@ def serve(
     Raises SpecError, LayoutError, UnknownNameError.
     """
     check(locals(), model=str | Model, cluster=str | Cluster, deployment=Deployment | Mapping)
-    built = load_model(model) if isinstance(model, str) else model
+    loaded_model = load_model(model) if isinstance(model, str) else model
     machine = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     layout = deployment if isinstance(deployment, Deployment) else deployment_of(deployment)
     if isinstance(model, str) and not isinstance(deployment, Deployment) and "weights" not in deployment:
         layout = layout.stored_as(stored_as(model))
-    engine = engine_of(built, machine, layout, profile=profile, prices=prices)
+    engine = engine_of(loaded_model, machine, layout, profile=profile, prices=prices)
     return serve_with(
         engine,
         workload,
@@ -234,7 +234,8 @@ def _tier_hits(engine: Engine, servers: Sequence[Replica | StepwiseReplica], loo
     """Share of the prompt blocks that were looked up and found in each tier below the GPU."""
     tiers = [server.cache.tiers for server in servers if isinstance(server, Replica) and server.cache.tiers is not None]
     return {
-        tier.name: sum(one.found_blocks[place] for one in tiers) / lookups for place, tier in enumerate(engine.tiers)
+        tier.name: sum(replica_tiers.found_blocks[place] for replica_tiers in tiers) / lookups
+        for place, tier in enumerate(engine.tiers)
     }
 
 
@@ -243,12 +244,12 @@ def sources_of(engine: Engine) -> tuple[str, ...]:
     profile = engine.profile
     fitted = "fitted constants" if profile.release == profile.calibrated_to else f"constants of {profile.calibrated_to}"
     engine_is = f"engine: profile {profile.engine} {profile.release}, {fitted}"
-    told = (f"kernels: {engine.kernels}", engine_is)
+    sources = (f"kernels: {engine.kernels}", engine_is)
     marginal = engine.times.expert_marginal
     if marginal == 1.0:
-        return told
+        return sources
     return (
-        *told,
+        *sources,
         f"experts: another engine's kernels, x {marginal:g} per token beyond {EXPERT_KNEE:.0f}, fitted on one"
         " deployment; what that decides is in the band",
     )
@@ -327,13 +328,13 @@ def started_of(engine: Engine) -> Started:
 
 
 def _memory(engine: Engine) -> MemoryUse:
-    found = engine.memory
+    memory = engine.memory
     return MemoryUse(
-        weights=found.weights,
-        activations=found.activations,
-        reserved=found.reserved,
-        kv_cache=max(0.0, found.kv),
-        kv_per_token=found.kv_per_token,
+        weights=memory.weights,
+        activations=memory.activations,
+        reserved=memory.reserved,
+        kv_cache=max(0.0, memory.kv),
+        kv_per_token=memory.kv_per_token,
         kv_blocks=float(engine.blocks // engine.deployment.attn_dp),
     )
 

@@ -145,23 +145,25 @@ def _placed(question: ServePlan, method: str) -> Placed:
     machine, limits = cluster_of(question.cluster), question.limits.seconds()
     workload = workload_of(question.requests, question.load, question.seed)
     rate = question.load.rate if isinstance(question.load, Open) else rate_of(workload)
-    said = tuple(_assumed(question, workload))
+    notes = tuple(_assumed(question, workload))
     if method != "distserve":
-        found = place_models(method, question.model, rate, machine, deployment_of(question.engine), workload, limits)
-        return replace(found, warnings=(*said, *found.warnings))
+        placement = place_models(
+            method, question.model, rate, machine, deployment_of(question.engine), workload, limits
+        )
+        return replace(placement, warnings=(*notes, *placement.warnings))
     attain = ATTAIN if question.attain is None else question.attain
     model = load_model(question.model)
     deployment = deployment_of(question.engine, None, stored_as(question.model), model.max_sequence_length)
     placed = place_phases(Question(model, machine, deployment, workload, limits, attain, rate))
-    return replace(placed, warnings=(*said, *placed.warnings))
+    return replace(placed, warnings=(*notes, *placed.warnings))
 
 
 def _served(question: Serve | ServePlan, run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:
     warnings = [*_assumed(question, workload), *refusals(result)]
     if result.search is not None and result.search.warning:
         warnings.append(result.search.warning)
-    drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
-    return Served(result, drawn, tuple(warnings))
+    rates = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
+    return Served(result, rates, tuple(warnings))
 
 
 def _runner(question: Serve | ServePlan, timeline: bool) -> Run:

@@ -13,9 +13,9 @@ def layout_of(text: str, name: str) -> tuple[int, dict[str, Any]]:
     match = re.fullmatch(r"(?:(\d+)x)?((?:(?:tp|pp|dp|ep)\d+)+)", text.strip().lower().replace(" ", ""))
     if match is None:
         raise SpecError(name, text, "write 2xtp4: how many, and tp, pp, dp or ep of each")
-    given = re.findall(r"(tp|pp|dp|ep)(\d+)", match[2])
-    sizes = {key: int(value) for key, value in given}
-    if len(sizes) < len(given):
+    pairs = re.findall(r"(tp|pp|dp|ep)(\d+)", match[2])
+    sizes = {key: int(value) for key, value in pairs}
+    if len(sizes) < len(pairs):
         raise SpecError(name, text, "give each of tp, pp, dp and ep once")
     names = {"tp": "tp", "pp": "pp", "dp": "attn_dp", "ep": "moe_ep"}
     count = int(match[1] or 1)

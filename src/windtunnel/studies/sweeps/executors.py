@@ -74,7 +74,7 @@ def in_processes(function: str, inputs: Inputs, workers: int) -> Iterator[tuple[
         lost: list[Batch] = []
         with _processes(workers) as pool:
             todo = yield from _on_pool(pool, function, todo, lost, 2 * workers)
-        for place, point in (one for batch in lost for one in batch):  # one of these did it: each alone
+        for place, point in (entry for batch in lost for entry in batch):  # one of these did it: each alone
             yield place, _alone(function, point)
 
 
@@ -156,7 +156,7 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
             start = "fork" if threading.active_count() == 1 else "spawn"  # what is loaded need not be loaded again
             with _processes(max(1, workers - 1), start) as pool:
                 todo = yield from _on_pool(pool, function, todo, lost, workers, cluster.is_there)
-            todo = [[one] for batch in lost for one in batch] + todo
+            todo = [[entry] for batch in lost for entry in batch] + todo
             if todo:
                 yield from cluster.rows(todo)
         return

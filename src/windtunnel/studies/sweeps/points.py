@@ -79,20 +79,20 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
+        for part in value.values():
+            yield from _texts(part)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
+        for part in value:
+            yield from _texts(part)
 
 
 def _digest(value: str) -> str:
     """Of the file or folder that a value names; empty where it names none."""
     try:
-        found = os.stat(value)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.stat(value)
+        if stat.S_ISDIR(status.st_mode):
             return _digest_of_folder(value)
-        return _digest_of(value, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else ""
+        return _digest_of(value, status.st_mtime_ns, status.st_size) if stat.S_ISREG(status.st_mode) else ""
     except (
         OSError,
         ValueError,
@@ -103,15 +103,15 @@ def _digest(value: str) -> str:
 
 @lru_cache(maxsize=256)
 def _digest_of(path: str, changed_ns: int, size: int) -> str:
-    known = f"{size} {changed_ns}".encode() if size > TEXT_BYTES_MOST else read_bytes(path)
-    return hashlib.sha256(known).hexdigest()
+    content = f"{size} {changed_ns}".encode() if size > TEXT_BYTES_MOST else read_bytes(path)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _digest_of_folder(path: str) -> str:
     """Of the names, sizes and times of its files: they may hold weights, which nobody wants to read."""
     files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    found = [(str(file), file.lstat().st_size, file.lstat().st_mtime_ns) for file in islice(files, FILES_OF_A_FOLDER)]
-    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
+    entries = [(str(file), file.lstat().st_size, file.lstat().st_mtime_ns) for file in islice(files, FILES_OF_A_FOLDER)]
+    return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()
 
 
 def read_study(spec: str | Path | Mapping[str, object], version: str) -> Study:
@@ -123,19 +123,19 @@ def read_study(spec: str | Path | Mapping[str, object], version: str) -> Study:
         if name not in FIELDS:
             raise UnknownNameError("field of a study", str(name), FIELDS)
     verb, fixed = str(spec.get("verb", "predict")), dict(_mapping("fixed", spec.get("fixed")))
-    found: dict[str, Point] = {}
+    points: dict[str, Point] = {}
     for inputs in _inputs(spec):
         point = point_of(verb, {**fixed, **inputs}, version)
-        found.setdefault(point.key, point)
+        points.setdefault(point.key, point)
     optuna = None if spec.get("optuna") is None else _mapping("optuna", spec["optuna"])
     if optuna is not None:
         for name in ("trials", "seed"):
             _whole(f"optuna.{name}", optuna.get(name, 0))
         for name, values in _mapping("optuna.over", optuna.get("over")).items():
             _require_range(f"optuna.over.{name}", values)
-    if not found and optuna is None:
+    if not points and optuna is None:
         raise SpecError("study", dict(spec), "give points: grid, list, random or optuna")
-    return Study(verb, tuple(found.values()), fixed, optuna, version)
+    return Study(verb, tuple(points.values()), fixed, optuna, version)
 
 
 def _require_few(field: str, count: int) -> None:
@@ -155,14 +155,14 @@ def _inputs(spec: Mapping[str, object]) -> Iterator[dict[str, object]]:
     listed = spec.get("list") or []
     if not isinstance(listed, list):
         raise SpecError("list", listed, "give a list of mappings of inputs")
-    for one in listed:
-        yield dict(_mapping("list", one))
-    drawn = _mapping("random", spec.get("random"))
-    draw = random.Random(_whole("random.seed", drawn.get("seed", 0)))
-    over = _mapping("random.over", drawn.get("over"))
+    for entry in listed:
+        yield dict(_mapping("list", entry))
+    settings = _mapping("random", spec.get("random"))
+    draw = random.Random(_whole("random.seed", settings.get("seed", 0)))
+    over = _mapping("random.over", settings.get("over"))
     for name, values in over.items():
         _require_range(f"random.over.{name}", values)
-    count = _whole("random.count", drawn.get("count", 0))
+    count = _whole("random.count", settings.get("count", 0))
     _require_few("random.count", count)
     for _ in range(count):
         yield {name: _drawn(draw, values) for name, values in over.items()}

@@ -40,19 +40,19 @@ def rows_on_ray(ray: Any, function: str, batches: Sequence[Batch], workers: int)
             batch = todo.pop()
             waiting[remote.remote(function, [point for _, point in batch])] = batch
         ready, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
-        found: Rows = []
+        ready_rows: Rows = []
         for reference in ready:
             batch = waiting.pop(reference)
             try:
                 rows = ray.get(reference)
             except ray.exceptions.RayError as error:
                 if len(batch) > 1:  # one of them did it
-                    todo += [[one] for one in reversed(batch)]
+                    todo += [[entry] for entry in reversed(batch)]
                     continue
                 died: Row = {"status": "died", "reason": f"{type(error).__name__}: its worker died", "outputs": {}}
                 rows = [died] * len(batch)
-            found += zip((place for place, _ in batch), rows, strict=True)
-        yield found
+            ready_rows += zip((place for place, _ in batch), rows, strict=True)
+        yield ready_rows
 
 
 _ending: list[Thread] = []
@@ -94,14 +94,14 @@ class RayCluster:
             self._pipe.send(batches)
         while True:
             try:
-                found, trouble = self._pipe.recv()
+                rows, trouble = self._pipe.recv()
             except EOFError:
-                found, trouble = None, "its process died"
+                rows, trouble = None, "its process died"
             if trouble:
                 raise UserError(f"Ray does not work on this machine ({trouble}); use --executor processes")
-            if found is None:
+            if rows is None:
                 return
-            yield from found
+            yield from rows
 
 
 def _keep(parent: Connection, function: str, workers: int) -> None:

@@ -45,11 +45,11 @@ def _answer(verb: str, inputs: Mapping[str, object]) -> object:
 
 
 def _call(called: Callable[..., object], inputs: Mapping[str, object]) -> object:
-    asked = nested(inputs)
-    unmet = _unmet(called, asked)
+    arguments = nested(inputs)
+    unmet = _unmet(called, arguments)
     if unmet:
         raise UserError(unmet)
-    return called(**asked)
+    return called(**arguments)
 
 
 def _row(answered: Callable[[Mapping[str, object]], object], inputs: Mapping[str, object]) -> Row:
@@ -93,9 +93,9 @@ def scalars(answer: Any) -> dict[str, object]:
         document = {"value": document}
     first = document.get("plans") or [{}]
     both = {**first[0], **document}
-    found = {name: value for name, value in both.items() if isinstance(value, (bool, int, float, str))}
+    outputs = {name: value for name, value in both.items() if isinstance(value, (bool, int, float, str))}
     if hasattr(answer, "step_time_s"):
-        found["step_time_s"] = answer.step_time_s
+        outputs["step_time_s"] = answer.step_time_s
     if hasattr(answer, "peak_memory"):
-        found["peak_memory_bytes"] = answer.peak_memory.device_bytes
-    return dict(sorted(found.items()))
+        outputs["peak_memory_bytes"] = answer.peak_memory.device_bytes
+    return dict(sorted(outputs.items()))

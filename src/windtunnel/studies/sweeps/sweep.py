@@ -119,8 +119,10 @@ def _counts(points: list[Point], rows: Mapping[str, Mapping[str, object]]) -> di
 
 
 def _reasons(points: list[Point], rows: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    said = [(str(row["status"]), str(row["reason"])) for row in (rows[point.key] for point in points) if row["reason"]]
-    return dict(reversed(said))
+    reasons = [
+        (str(row["status"]), str(row["reason"])) for row in (rows[point.key] for point in points) if row["reason"]
+    ]
+    return dict(reversed(reasons))
 
 
 def _answered(study: Study, finished: Mapping[str, Mapping[str, object]], path: Path) -> SweepOutcome | None:
@@ -174,10 +176,10 @@ def _require_function(function: str) -> None:
     """`module:name` of something that can be called, as workers find it."""
     module, _, name = function.partition(":")
     try:
-        found = getattr(import_module(module), name, None) if module and name else None
+        target = getattr(import_module(module), name, None) if module and name else None
     except ImportError as error:
         raise SpecError("--function", function, f"cannot be imported ({error}): give module:name") from None
-    if not callable(found):
+    if not callable(target):
         raise SpecError("--function", function, "is no function of a module: give module:name")
 
 
@@ -226,16 +228,16 @@ def _trials(
     except ImportError:
         raise UserError("Optuna is not installed: pip install optuna, or use grid, list or random") from None
     assert study.optuna is not None
-    asked = study.optuna
+    settings = study.optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=asked.get("seed", 0))
+    sampler = optuna.samplers.TPESampler(seed=settings.get("seed", 0))
     search = optuna.create_study(direction="minimize", sampler=sampler)
-    target, count, ran = str(asked.get("minimise", "step_time_s")), asked.get("trials", 20), 0
+    target, count, ran = str(settings.get("minimise", "step_time_s")), settings.get("trials", 20), 0
     keys = {point.key for point in points}
     best: tuple[float, Mapping[str, object]] | None = None
     for number in range(count):
         trial = search.ask()
-        point = study.point({name: _suggested(trial, name, over) for name, over in asked.get("over", {}).items()})
+        point = study.point({name: _suggested(trial, name, over) for name, over in settings.get("over", {}).items()})
         if point.key not in rows:
             if log is None:
                 raise _NotThereError

@@ -107,11 +107,11 @@ def best_at_each(table: Path, show: str) -> list[dict[str, object]]:
     for name in (x, y):
         if data and name not in data[0]:
             raise SpecError("--show", show, f"no column {name}; there are {', '.join(data[0])}")
-    known = [row for row in data if row["status"] == "ok" and row[x] is not None and row[y] is not None]
-    known.sort(key=lambda row: row[y], reverse=y in MORE_IS_BETTER)
+    ok_rows = [row for row in data if row["status"] == "ok" and row[x] is not None and row[y] is not None]
+    ok_rows.sort(key=lambda row: row[y], reverse=y in MORE_IS_BETTER)
     best: dict[object, dict[str, object]] = {}
-    for row in known:
+    for row in ok_rows:
         best.setdefault(row[x], row)
-    rows = [row for _, row in sorted(best.items())] if len(best) > 1 else known[:MOST]
+    rows = [row for _, row in sorted(best.items())] if len(best) > 1 else ok_rows[:MOST]
     inputs = [name for name in inputs if any(row[name] != data[0][name] for row in data)]
     return [{x: row[x], y: row[y], **{name: row[name] for name in inputs if name != x}} for row in rows]

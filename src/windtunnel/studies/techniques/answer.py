@@ -16,15 +16,15 @@ STATE = ("parameters", "gradients", "optimizer")
 
 
 def with_technique(
-    result: Result, gain: TechniqueGain, seconds: float, held: Held | None, question: Predict
+    result: Result, gain: TechniqueGain, seconds: float, on_device: Held | None, question: Predict
 ) -> Result:  # fmt: skip
     """`result` at `seconds` a step, with the technique's report, and with its memory where that changes."""
     total = round(seconds * 1e9)
     scale = total / result.step_time_ns
     breakdown = moved_to(result.breakdown_ns, total, gain.name)
     memory, trouble, status = result.memory, result.infeasible, result.status
-    if held is not None:
-        memory = tuple(_held(stage, held) for stage in memory)
+    if on_device is not None:
+        memory = tuple(_held(stage, on_device) for stage in memory)
         fullest = max(memory, key=lambda stage: stage.device_bytes)
         fits = fullest.device_bytes <= result.memory_capacity_bytes
         status = "ok" if fits else "infeasible"
@@ -62,34 +62,34 @@ def moved_to(parts: Mapping[str, int], total: int, technique: str) -> dict[str, 
         return {**parts, **more}
     exposed = {name: value for name, value in parts.items() if name.startswith(("exposed", "slowed"))}
     less = now - total
-    taken = _shrunk(exposed, max(0, sum(exposed.values()) - less))
+    exposed_left = _shrunk(exposed, max(0, sum(exposed.values()) - less))
     rest = {name: value for name, value in parts.items() if name not in exposed}
-    kept = _shrunk(rest, total - sum(taken.values()))
-    return {name: value for name in parts if (value := {**taken, **kept}[name])}
+    rest_left = _shrunk(rest, total - sum(exposed_left.values()))
+    return {name: value for name in parts if (value := {**exposed_left, **rest_left}[name])}
 
 
 def _shrunk(parts: Mapping[str, int], total: int) -> dict[str, int]:
     """Each part in proportion, rounded so that they sum to `total`."""
     whole = sum(parts.values())
-    made: dict[str, int] = {}
+    shares: dict[str, int] = {}
     before = after = 0
     for name, value in parts.items():
         before += value
         end = before * total // whole if whole else 0
-        made[name] = end - after
+        shares[name] = end - after
         after = end
-    return made
+    return shares
 
 
-def _held(stage: StageMemory, held: Held) -> StageMemory:
+def _held(stage: StageMemory, on_device: Held) -> StageMemory:
     """A stage's memory with part of its state elsewhere; the parts sum to what is allocated, as everywhere."""
     parts = dict(stage.categories)
     state = sum(parts.get(name, 0) for name in STATE)
-    parts |= {name: int(parts[name] * held.state_share) for name in STATE if name in parts}
-    if held.moving_share:
-        parts["on its way"] = int(state * held.moving_share)
+    parts |= {name: int(parts[name] * on_device.state_share) for name in STATE if name in parts}
+    if on_device.moving_share:
+        parts["on its way"] = int(state * on_device.moving_share)
     allocated = sum(parts.values())
-    reserved = int(allocated * held.reserved_over_allocated)
+    reserved = int(allocated * on_device.reserved_over_allocated)
     less = stage.peak_allocated_bytes - allocated
     return replace(
         stage,

@@ -86,9 +86,9 @@ TECHNIQUES = (
 def find_technique(word: str) -> Named:
     """The technique of a name or another name of it. Raises UnknownNameError."""
     plain = word.strip().lower().replace("-", "_")
-    for one in TECHNIQUES:
-        if plain == one.name or plain in one.aliases:
-            return one
+    for technique in TECHNIQUES:
+        if plain == technique.name or plain in technique.aliases:
+            return technique
     raise UnknownNameError(
         "technique", word, [name for technique in TECHNIQUES for name in (technique.name, *technique.aliases)]
     )
@@ -98,22 +98,22 @@ def parse_technique(text: str) -> tuple[Named, Any]:
     """`NAME[:key=value,...]` as a technique and its parameters. Raises UserError with what is wrong."""
     word, _, rest = text.partition(":")
     technique = find_technique(word)
-    given: dict[str, str] = {}
+    words: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = part.partition("=")
         if not equals:
             raise SpecError("--technique", text, "write NAME:key=value,key=value")
-        if key.strip() in given:
+        if key.strip() in words:
             raise SpecError("--technique", text, f"{key.strip()} is given twice")
-        given[key.strip()] = value.strip()
-    return technique, with_values(technique, given)
+        words[key.strip()] = value.strip()
+    return technique, with_values(technique, words)
 
 
-def with_values(technique: Named, given: dict[str, str]) -> object:
+def with_values(technique: Named, words: dict[str, str]) -> object:
     """The parameters of a technique from words. Raises UnknownNameError and SpecError."""
     fields = {field.path: field for field in fields_of(technique.takes)}
     values: dict[str, object] = {}
-    for key, word in given.items():
+    for key, word in words.items():
         name = key.replace("-", "_")
         if name not in fields:
             raise UnknownNameError(f"parameter of {technique.name}", key, fields)
@@ -140,12 +140,12 @@ def _value(field: Field, word: str, shown: str) -> object:
 def legal(techniques: list[Named]) -> None:
     """Raise SpecError, one clear line, where two of them do not go together or one comes twice."""
     names = [technique.name for technique in techniques]
-    for number, one in enumerate(techniques):
-        if one.name in names[:number]:
-            raise SpecError("--technique", one.name, "is given twice: give each technique once")
+    for number, technique in enumerate(techniques):
+        if technique.name in names[:number]:
+            raise SpecError("--technique", technique.name, "is given twice: give each technique once")
         for other in names:
-            if other in one.excludes:
-                pair = f"{one.name} with {other}"
+            if other in technique.excludes:
+                pair = f"{technique.name} with {other}"
                 raise SpecError("--technique", pair, "these two do not go together: both decide what becomes of the "
                                 "same state or traffic; leave one of them out")  # fmt: skip
 
@@ -153,7 +153,7 @@ def legal(techniques: list[Named]) -> None:
 def list_techniques() -> list[dict[str, object]]:
     """All techniques as plain data: what `windtunnel techniques` shows."""
     techniques: list[dict[str, object]] = []
-    for one in TECHNIQUES:
+    for technique in TECHNIQUES:
         parameters = [
             {
                 "name": field.path,
@@ -161,13 +161,15 @@ def list_techniques() -> list[dict[str, object]]:
                 "help": field.about.text,
                 "one_of": list(map(str, PIECES)) if field.path == "pieces" else list(field.choices),
             }
-            for field in fields_of(one.takes)
+            for field in fields_of(technique.takes)
         ]
-        excluded = sorted({*one.excludes, *(other.name for other in TECHNIQUES if one.name in other.excludes)})
+        excluded = sorted(
+            {*technique.excludes, *(other.name for other in TECHNIQUES if technique.name in other.excludes)}
+        )
         techniques.append(
             {
-                "name": one.name, "aliases": list(one.aliases), "does": one.does, "needs": one.needs,
-                "runs": one.runs, "excludes": excluded, "parameters": parameters,
+                "name": technique.name, "aliases": list(technique.aliases), "does": technique.does,
+                "needs": technique.needs, "runs": technique.runs, "excludes": excluded, "parameters": parameters,
             }
         )  # fmt: skip
     return techniques

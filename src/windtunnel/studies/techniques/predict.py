@@ -89,16 +89,16 @@ def gains(
     scenario: Scenario = CALM,
 ) -> dict[str, TechniqueGain | str]:
     """What each technique brings to a plan, with its defaults; where it does not apply, the reason."""
-    found: dict[str, TechniqueGain | str] = {}
+    gain_of: dict[str, TechniqueGain | str] = {}
     for technique in TECHNIQUES:
         try:
             gain = predict_with(model, cluster, plan, [technique.name], scenario=scenario).technique
         except UserError as error:
-            found[technique.name] = str(error)
+            gain_of[technique.name] = str(error)
             continue
         assert gain is not None, "asked for"
-        found[technique.name] = gain
-    return found
+        gain_of[technique.name] = gain
+    return gain_of
 
 
 def explained(
@@ -106,30 +106,30 @@ def explained(
 ) -> tuple[Result, tuple[Drawn, Drawn] | None]:
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
     chosen = [parse_technique(text) for text in techniques]
-    legal([one for one, _ in chosen])
+    legal([technique for technique, _ in chosen])
     for name in ("lora_rank", "images", "clips"):
         if getattr(plan, name):
             remedy = "techniques rewrite training of all of a text model's weights: leave it out"
             raise SpecError(name, getattr(plan, name), remedy)
     order = {technique.name: number for number, technique in enumerate(TECHNIQUES)}
     chosen.sort(key=lambda pair: order[pair[0].name])
-    names = [one.name for one, _ in chosen]
-    for one, parameters in chosen:
-        if one.name == "megascale":
+    names = [technique.name for technique, _ in chosen]
+    for technique, parameters in chosen:
+        if technique.name == "megascale":
             plan = megascale.without_features(plan, parameters.chosen())
     work = _Work(model, cluster, plan, scenario)
     first = work.predicted()
-    for one, parameters in chosen:
-        _plan_level(work, one, parameters, first)
+    for technique, parameters in chosen:
+        _plan_level(work, technique, parameters, first)
     changed = work.plan is not plan or work.model is not model
     last = work.predicted() if changed else first
     bare: FlatStep | None = None
-    for one, parameters in chosen:
-        if one.name == "megascale":
+    for technique, parameters in chosen:
+        if technique.name == "megascale":
             continue
         if bare is None:
             bare = work.flat = work.lowered()
-        _task_level(work, one, parameters, last)
+        _task_level(work, technique, parameters, last)
     seconds = last.step_time_s * work.factor
     if bare is not None and work.flat is not bare:
         assert work.flat is not None, "rewritten from what was lowered"
@@ -167,54 +167,56 @@ def explained(
     return with_technique(last, gain, seconds, work.held, question), work.drawn
 
 
-def _plan_level(work: _Work, one: Named, parameters: Any, first: Result) -> None:
-    if one.name == "megascale":
+def _plan_level(work: _Work, technique: Named, parameters: Any, first: Result) -> None:
+    if technique.name == "megascale":
         last, ratios = first, {}
         for name in parameters.chosen():
             work.model, work.plan = megascale.with_feature(work.model, work.plan, name, parameters)
             now = work.predicted()
             ratios[name] = now.tokens_per_s / last.tokens_per_s
             last = now
-        work.parameters[one.name] = {**asdict(parameters), "features": "+".join(parameters.chosen())}
-        work.details[one.name] = ratios
-    elif one.name == "collective_partitioning" and parameters.overlap:
+        work.parameters[technique.name] = {**asdict(parameters), "features": "+".join(parameters.chosen())}
+        work.details[technique.name] = ratios
+    elif technique.name == "collective_partitioning" and parameters.overlap:
         before, plan = work.predicted(), work.plan
         work.plan = partitioning.overlapped(plan)
         if work.predicted().step_time_ns >= before.step_time_ns:
             work.plan = plan
 
 
-def _task_level(work: _Work, one: Named, parameters: Any, last: Result) -> None:
+def _task_level(work: _Work, technique: Named, parameters: Any, last: Result) -> None:
     step = work.flat
     assert step is not None, "lowered before"
-    if one.name == "offload":
+    if technique.name == "offload":
         priced = price_offload(step, last, parameters)
         work.factor, work.held = priced.with_s / priced.without_s, priced.held
-        work.parameters[one.name], work.details[one.name] = dict(priced.parameters), dict(priced.details)
+        work.parameters[technique.name], work.details[technique.name] = dict(priced.parameters), dict(priced.details)
         work.notes += priced.notes
         if priced.before is not None and priced.after is not None:
             work.drawn = (priced.before, priced.after)
-    elif one.name == "collective_partitioning":
+    elif technique.name == "collective_partitioning":
         work.flat, chosen = partitioning.rewrite(step, parameters)
         work.partitioned = parameters
-        work.parameters[one.name] = asdict(chosen)
-        work.details[one.name] = {"overlaps": work.plan.overlap_tp is True or work.plan.overlap_grad_reduce is True}
-    elif one.name == "prioritised_all_to_all":
+        work.parameters[technique.name] = asdict(chosen)
+        work.details[technique.name] = {
+            "overlaps": work.plan.overlap_tp is True or work.plan.overlap_grad_reduce is True
+        }
+    elif technique.name == "prioritised_all_to_all":
         _lina(work, step, parameters)
-    elif one.name == "sparse_gradients":
-        _needs_replicas(step, one.name)
+    elif technique.name == "sparse_gradients":
+        _needs_replicas(step, technique.name)
         work.flat = sparse.rewrite(step, parameters)
-        work.parameters[one.name] = sparse.parameters_dict(parameters)
-        work.details[one.name] = {
+        work.parameters[technique.name] = sparse.parameters_dict(parameters)
+        work.details[technique.name] = {
             "reduced_bytes_without": _bytes(step), "reduced_bytes_with": _bytes(work.flat),
             "break_even_ratio": sparse.break_even_ratio(step, parameters),
         }  # fmt: skip
-    elif one.name == "local_sgd":
-        _needs_replicas(step, one.name)
+    elif technique.name == "local_sgd":
+        _needs_replicas(step, technique.name)
         work.flat = averaging.rewrite(step)
         work.extra_s = averaging.averaging_s(step) / parameters.local_steps
-        work.parameters[one.name] = asdict(parameters)
-        work.details[one.name] = {"averaging_s": averaging.averaging_s(step)}
+        work.parameters[technique.name] = asdict(parameters)
+        work.details[technique.name] = {"averaging_s": averaging.averaging_s(step)}
 
 
 def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
@@ -230,14 +232,14 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
             steps[p] = replace_ep(work, ep // p)
             if work.partitioned is not None:
                 steps[p], partitions[p] = partitioning.rewrite(steps[p], work.partitioned)
-    tried: list[tuple[float, FlatStep, int, int]] = []
+    candidates: list[tuple[float, FlatStep, int, int]] = []
     for p, base in steps.items():
         if p > 1 and parameters.packing is None and _too_large(work, ep // p):
             work.notes.append(f"packing {p} does not fit in device memory")
             continue
         flat_step, pieces = lina.rewrite(base, parameters)
-        tried.append((flat_step.seconds(), flat_step, p, pieces))
-    _, work.flat, p, pieces = min(tried, key=lambda one: one[0])
+        candidates.append((flat_step.seconds(), flat_step, p, pieces))
+    _, work.flat, p, pieces = min(candidates, key=lambda candidate: candidate[0])
     if p > 1:
         work.packed = _packed(work, ep // p).predicted()
     if p in partitions:

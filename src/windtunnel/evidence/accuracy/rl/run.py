@@ -48,15 +48,15 @@ class RlRow:
     def number(self, name: str) -> float | None:
         """A column as a number; None where it is none."""
         try:
-            found = float(self.text(name).replace(",", ""))
+            number = float(self.text(name).replace(",", ""))
         except ValueError:
             return None
-        return found if isfinite(found) else None
+        return number if isfinite(number) else None
 
     def whole(self, name: str) -> int | None:
         """A column as a whole number of at least one."""
-        found = self.number(name)
-        return None if found is None or found < 1 else round(found)
+        number = self.number(name)
+        return None if number is None or number < 1 else round(number)
 
     @property
     def framework(self) -> str:
@@ -166,11 +166,11 @@ class RlReport(Shown):
     def scores(self) -> list[Score]:
         """By source, by mode, and all."""
         pairs = list(zip(self.rows, self.predictions, strict=True))
-        found = []
+        scores = []
         for column in ("source", "mode"):
             for name in sorted({row.text(column) for row in self.rows}):
-                found.append(_score(name or "not said", [pair for pair in pairs if pair[0].text(column) == name]))
-        return [*[score for score in found if score.answered], _score("all", pairs)]
+                scores.append(_score(name or "not said", [pair for pair in pairs if pair[0].text(column) == name]))
+        return [*[score for score in scores if score.answered], _score("all", pairs)]
 
     def phases(self) -> list[Score]:
         """By phase, of the rows that publish it."""
@@ -229,12 +229,16 @@ def predicted(row: RlRow) -> Predicted:
 
 def _score(name: str, pairs: Sequence[tuple[RlRow, Predicted]], measure: str = "total_step_s") -> Score:
     both = [
-        (one, measured, value)
-        for row, one in pairs
-        if (measured := row.number(measure)) and (value := getattr(one, measure)) is not None
+        (prediction, measured, value)
+        for row, prediction in pairs
+        if (measured := row.number(measure)) and (value := getattr(prediction, measure)) is not None
     ]
     errors = [value / measured - 1.0 for _, measured, value in both]
-    inside = [one.p5_s <= measured <= one.p95_s for one, measured, _ in both if one.p5_s and one.p95_s]
+    inside = [
+        prediction.p5_s <= measured <= prediction.p95_s
+        for prediction, measured, _ in both
+        if prediction.p5_s and prediction.p95_s
+    ]
     return Score(
         name,
         sum(1 for row, _ in pairs if row.number(measure)),
@@ -247,8 +251,8 @@ def _score(name: str, pairs: Sequence[tuple[RlRow, Predicted]], measure: str = "
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.fmean(found) if found else None
+    numbers = list(values)
+    return statistics.fmean(numbers) if numbers else None
 
 
 def _short(value: object) -> object:

@@ -87,15 +87,15 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     if not _inferencex_deepseek(row):
         return deployment
     facts = _published()["deepseek"]
-    known = {"engine": _framework(deployment), "tp": deployment.tp, "ranks": deployment.attn_dp > 1}
-    memory = _first(facts["memory"], row, **known)
+    conditions = {"engine": _framework(deployment), "tp": deployment.tp, "ranks": deployment.attn_dp > 1}
+    memory = _first(facts["memory"], row, **conditions)
     if not memory:
         return deployment
-    kv = _first(facts["cache"], row, **known).get("kv")
+    kv = _first(facts["cache"], row, **conditions).get("kv")
     deployment = replace(deployment, gpu_memory_utilization=memory["share"], kv=deployment.kv or kv)
-    if known["engine"] == "sglang" or not taken_to_draft(row):
+    if conditions["engine"] == "sglang" or not taken_to_draft(row):
         return deployment
-    drafts = _first(facts["drafts"], row, **known)
+    drafts = _first(facts["drafts"], row, **conditions)
     return replace(deployment, speculative_tokens=drafts["depth"], acceptance=drafts["kept"])
 
 
@@ -106,21 +106,21 @@ def pooled(row: ServingRow, deployment: Deployment) -> Deployment:
 
 def captured_by_pools(row: ServingRow, deployment: Deployment, profile: Profile) -> Profile:
     """A profile with the largest batch that workers of the source's recipe capture, and their all-to-all's buffers."""
-    found = _of_pools(row, deployment)
-    buffers = _first(_published()["deepseek"]["buffers"], row) if found else {}
+    pools = _of_pools(row, deployment)
+    buffers = _first(_published()["deepseek"]["buffers"], row) if pools else {}
     tokens = buffers.get("tokens", profile.all_to_all_buffer)
-    return replace(profile, graph_limit=found.get("graphs", profile.graph_limit), all_to_all_buffer=tokens)
+    return replace(profile, graph_limit=pools.get("graphs", profile.graph_limit), all_to_all_buffer=tokens)
 
 
 def _of_pools(row: ServingRow, deployment: Deployment) -> Facts:
-    known = {"engine": _framework(deployment)}
-    return _first(_published()["deepseek"]["pools"], row, **known) if _inferencex_deepseek(row) else {}
+    conditions = {"engine": _framework(deployment)}
+    return _first(_published()["deepseek"]["pools"], row, **conditions) if _inferencex_deepseek(row) else {}
 
 
 def as_its_recipe(row: ServingRow) -> ServingRow:
     """A row with the columns of its published recipe, where that says otherwise."""
-    known = {"engine": row.text("engine"), "apart": row.disaggregated}
-    columns = _first(_published()["recipes"], row, **known).get("columns")
+    conditions = {"engine": row.text("engine"), "apart": row.disaggregated}
+    columns = _first(_published()["recipes"], row, **conditions).get("columns")
     return (
         row
         if columns is None
@@ -131,21 +131,21 @@ def as_its_recipe(row: ServingRow) -> ServingRow:
 def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
     """A row of MLPerf as its submission's configuration lays it out; None where none is listed."""
     scenario, tokens = row.text("kind").removeprefix("mlperf_"), row.text("max_num_batched_tokens")
-    known = {"engine": _framework(deployment), "scenario": scenario, "tokens": tokens}
-    found = _first(_published()["mlperf"], row, **known)
-    if not found:
+    conditions = {"engine": _framework(deployment), "scenario": scenario, "tokens": tokens}
+    submission = _first(_published()["mlperf"], row, **conditions)
+    if not submission:
         return None
     return replace(
         deployment,
-        tp=found.get("tp", 1),
-        pp=found.get("pp", 1),
+        tp=submission.get("tp", 1),
+        pp=submission.get("pp", 1),
         attn_dp=1,
         moe_tp=None,
         moe_ep=None,
-        max_num_seqs=found["batch"],
-        max_num_batched_tokens=found["tokens"],
-        gpu_memory_utilization=found.get("share"),
-        kv=found.get("kv", deployment.kv),
+        max_num_seqs=submission["batch"],
+        max_num_batched_tokens=submission["tokens"],
+        gpu_memory_utilization=submission.get("share"),
+        kv=submission.get("kv", deployment.kv),
     )
 
 
@@ -166,18 +166,18 @@ def taken_to_draft(row: ServingRow) -> bool:
 
 def drafts_unlisted(row: ServingRow) -> tuple[int, float]:
     """Tokens drafted, and the chance that one is kept, of a run that drafted and is in no published list."""
-    found = _first(_published()["deepseek"]["drafts_unlisted"], row, engine=row.text("engine"))
-    return found["depth"], found["kept"]
+    drafts = _first(_published()["deepseek"]["drafts_unlisted"], row, engine=row.text("engine"))
+    return drafts["depth"], drafts["kept"]
 
 
 def _others_deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     facts = _published()["others"]
     kv = _first(facts["cache"], row)["kv"]
     if deployment.engine.startswith("trtllm"):
-        found = _first(facts["trtllm"], row)
+        trtllm = _first(facts["trtllm"], row)
         longest = row.whole_number("isl", 1) + row.whole_number("osl", 1) + facts["spare_length"]
-        tokens = found.get("tokens", longest)
-        return replace(deployment, kv=kv, gpu_memory_utilization=found.get("memory"), max_num_batched_tokens=tokens)
+        tokens = trtllm.get("tokens", longest)
+        return replace(deployment, kv=kv, gpu_memory_utilization=trtllm.get("memory"), max_num_batched_tokens=tokens)
     tokens = _first(facts["vllm"], row)["tokens"]
     return replace(deployment, kv=kv, max_num_batched_tokens=tokens, prefix_caching=False)
 
@@ -238,14 +238,14 @@ def _limits() -> Mapping[tuple[object, ...], list[tuple[int, int]]]:
 
 def prompt_tokens(row: ServingRow) -> int:
     """Tokens of a prompt as the server counts them."""
-    asked = row.whole_number("isl", 1)
+    tokens = row.whole_number("isl", 1)
     misread = _published()["deepseek"]["misread"]
     if not _inferencex_deepseek(row) or row.text("engine") != "sglang" or row.disaggregated:
-        return asked
+        return tokens
     if not row.text("measured") or row.text("measured") > misread["until"]:
-        return asked
+        return tokens
     since = row.text("gpu").startswith(tuple(misread["always"])) or _holds_one("since", misread["since"], row, {})
-    return round(asked * (misread["got"] / misread["asked"])) if since else asked
+    return round(tokens * (misread["got"] / misread["asked"])) if since else tokens
 
 
 def replayed_facts(row: ServingRow) -> Facts:
@@ -281,11 +281,11 @@ def _inferencex_other(row: ServingRow) -> bool:
 
 def _configurators(row: ServingRow, engine: Engine) -> Rules:
     facts, profile = _published()["configurator"], engine.profile
-    found = dict(_first(facts["rules"], row, engine=profile.framework, release=profile.release))
-    found.pop("when", None)
+    changes = dict(_first(facts["rules"], row, engine=profile.framework, release=profile.release))
+    changes.pop("when", None)
     tokens = facts["batch"] + row.whole_number("isl", 1) + facts["spare"]
-    rules = _holding(engine.rules, engine, tokens) if found.pop("tokens") else engine.rules
-    return replace(rules, **found)
+    rules = _holding(engine.rules, engine, tokens) if changes.pop("tokens") else engine.rules
+    return replace(rules, **changes)
 
 
 def _inferencex(row: ServingRow, engine: Engine) -> Rules:
@@ -293,18 +293,18 @@ def _inferencex(row: ServingRow, engine: Engine) -> Rules:
     rules, concurrency, isl = engine.rules, row.whole_number("concurrency", 1), row.whole_number("isl", 1)
     ranks, drafted = engine.deployment.attn_dp, engine.times.speculative[0]
     if engine.profile.engine == "sglang":
-        found = _first(facts["sglang"], row, drafted=drafted > 0, tp=engine.deployment.tp)
-        steps = looks_every(found["looks"], engine.times.tokens_per_step)
-        seqs = min(rules.max_num_seqs, (found["requests"] or rules.max_num_seqs) * ranks)
-        return replace(_holding(rules, engine, found["chunk"]), receive_steps=steps, max_num_seqs=seqs)
+        sglang = _first(facts["sglang"], row, drafted=drafted > 0, tp=engine.deployment.tp)
+        steps = looks_every(sglang["looks"], engine.times.tokens_per_step)
+        seqs = min(rules.max_num_seqs, (sglang["requests"] or rules.max_num_seqs) * ranks)
+        return replace(_holding(rules, engine, sglang["chunk"]), receive_steps=steps, max_num_seqs=seqs)
     if engine.profile.framework == "trtllm":
-        given = facts["trtllm"]
-        budget = max(given["least_tokens"], math.ceil((concurrency + isl + given["spare"]) / 64) * 64)
+        trtllm = facts["trtllm"]
+        budget = max(trtllm["least_tokens"], math.ceil((concurrency + isl + trtllm["spare"]) / 64) * 64)
         if drafted:
             batch = max(1, concurrency // ranks)
-            budget = math.ceil(((drafted + 1) * batch + isl + given["spare"]) / 64) * 64
+            budget = math.ceil(((drafted + 1) * batch + isl + trtllm["spare"]) / 64) * 64
             rules = replace(rules, max_num_seqs=batch * ranks)
-        waits = in_tokens(given["ranks_wait_steps"], engine.times.tokens_per_step)
+        waits = in_tokens(trtllm["ranks_wait_steps"], engine.times.tokens_per_step)
         rules = replace(_holding(rules, engine, budget), chunked=False, gather_steps=waits if ranks > 1 else 0)
         rules = _gathering(rules, _first(facts["trtllm_waits"], row, ranks=ranks > 1), budget, isl)
     return rules

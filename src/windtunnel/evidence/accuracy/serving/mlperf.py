@@ -74,13 +74,13 @@ def laid_out(row: ServingRow, model: Model, deployment: Deployment, cluster: Clu
     if row.text("tp"):
         return replace(deployment, max_num_seqs=_number(row, "max_num_seqs"), max_num_batched_tokens=_budget(row))
     for size in SIZES:
-        one = replace(deployment, tp=size, attn_dp=1, moe_tp=None, moe_ep=None)
+        option = replace(deployment, tp=size, attn_dp=1, moe_tp=None, moe_ep=None)
         if size > cluster.n_gpus:
             break
-        engine = engine_of(model, cluster, one, profile=load_engine(deployment.engine))
+        engine = engine_of(model, cluster, option, profile=load_engine(deployment.engine))
         if engine.fits and engine.memory.kv > cluster.gpu.usable_memory_bytes / 3:
-            held = engine.memory.tokens // sum(means_of(row))
-            return replace(one, max_num_seqs=_number(row, "max_num_seqs") or max(1, held))
+            sequences = engine.memory.tokens // sum(means_of(row))
+            return replace(option, max_num_seqs=_number(row, "max_num_seqs") or max(1, sequences))
     return replace(deployment, tp=min(SIZES[-1], cluster.n_gpus), moe_tp=None, moe_ep=None)
 
 
@@ -95,8 +95,8 @@ def _budget(row: ServingRow) -> int | None:
 def means_of(row: ServingRow) -> tuple[int, int]:
     """Mean tokens in and out of the row's data set, where that is not known as the row says."""
     name = row.text("model").lower()
-    said = row.whole_number("isl", Lengths.usual), row.whole_number("osl", Lengths.usual)
-    return next((both for word, both in MEANS.items() if word in name), said)
+    lengths = row.whole_number("isl", Lengths.usual), row.whole_number("osl", Lengths.usual)
+    return next((both for word, both in MEANS.items() if word in name), lengths)
 
 
 def mlperf_workload(row: ServingRow, replicas: int, batch: int) -> Workload:

@@ -52,14 +52,14 @@ LINEAR_WINDOW = 128
 def model_named(name: str, family: str = "") -> Model:
     """The model, by its own name, without suffixes, by family, or from its config. Raises UserError."""
     plain = FAMILY.sub(r"\1-", re.sub(r"[\s_]+", "-", name.rpartition("/")[2].strip().lower()))
-    tried = _shortened(plain)
-    tried += [end for short in tried if (end := _ends_as(short))]
-    for word in (name, *tried, *(LIKE[t] for t in tried if t in LIKE)):
+    names = _shortened(plain)
+    names += [end for short in names if (end := _ends_as(short))]
+    for word in (name, *names, *(LIKE[t] for t in names if t in LIKE)):
         try:
             return load_model(word)
         except UserError:
             continue
-    config = _config_of(tried)
+    config = _config_of(names)
     if config is not None:
         try:
             return read_config(config, plain)
@@ -70,11 +70,11 @@ def model_named(name: str, family: str = "") -> Model:
             return load_model(LIKE.get(family, family))
         except UserError:
             pass
-    if "-" in tried[-1] and not SIZE.match(
-        tried[-1].rpartition("-")[2]
+    if "-" in names[-1] and not SIZE.match(
+        names[-1].rpartition("-")[2]
     ):  # amd/DeepSeek-R1-0528-MXFP4-Preview: what is known of its words
         try:
-            return model_named(tried[-1].rpartition("-")[0])
+            return model_named(names[-1].rpartition("-")[0])
         except UserError:
             pass
     raise UnknownNameError("model", name, catalogue_names(), "Its shapes are not known.")
@@ -109,10 +109,10 @@ def _ends_as(name: str) -> str:
 
 def _shortened(name: str) -> list[str]:
     """A name, and what is left of it as one ending after the other is taken off."""
-    found = [name]
-    while (shorter := SUFFIX.sub("", found[-1])) != found[-1]:
-        found.append(shorter)
-    return found
+    names = [name]
+    while (shorter := SUFFIX.sub("", names[-1])) != names[-1]:
+        names.append(shorter)
+    return names
 
 
 def model_of(config: Mapping[str, Any], name: str) -> Model:
@@ -169,13 +169,13 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
         kind = str(kinds[index]) if index < len(kinds) else "full_attention"
         if every and not kinds:
             kind = "full_attention" if (index + 1) % every == 0 else "linear_attention"
-        one = attention
+        own = attention
         if "linear" in kind or "mamba" in kind:
-            one = replace(attention, window=LINEAR_WINDOW)
+            own = replace(attention, window=LINEAR_WINDOW)
             notes = ["linear-attention layers count as a window of 128 tokens"]
         elif "sliding" in kind and get("sliding_window"):
-            one = replace(attention, window=int(get("sliding_window")))
-        stack.append(Layer(attention=one, feed_forward=dense if index < first_dense else routed))
+            own = replace(attention, window=int(get("sliding_window")))
+        stack.append(Layer(attention=own, feed_forward=dense if index < first_dense else routed))
     return Model(
         name=name,
         family=str(config.get("model_type", "unknown")),

@@ -81,53 +81,53 @@ class Predicted:
 def predicted(
     row: ServingRow,
     profiles: dict[str, Profile] | None = None,
-    taken: Collection[Recipe] = (),
+    others: Collection[Recipe] = (),
     drafted: bool | None = None,
 ) -> Predicted:
     """Predict a row; one that cannot be asked is refused, with the reason. Means over requests, or the row's medians.
 
-    `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
+    `profiles`: instead of the shipped ones. `others`: published recipes that other rows of the table say they are.
     `drafted`: whether the row drafted, where its table tells.
     """
-    row, said = _with_lengths(as_its_recipe(row))
+    row, notes = _with_lengths(as_its_recipe(row))
     try:
         slower = 1.0
         if is_mlperf(row):
             results, slower, assumed = _mlperf(row, profiles or {})
         else:
-            results, assumed = _run(row, profiles or {}, taken, drafted)
+            results, assumed = _run(row, profiles or {}, others, drafted)
     except UserError as error:
         return Predicted(row.id, *(math.nan,) * 5, "", "refused", str(error))
-    assumed += said
+    assumed += notes
     for result in results:
         if result.ttft is None:
             return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", result.reason)
     median = row.text("statistic") == "median"
-    ttft = _middle([one.ttft.p50 if median else one.ttft.mean for one in results if one.ttft is not None])
+    ttft = _middle([result.ttft.p50 if median else result.ttft.mean for result in results if result.ttft is not None])
     ttft += 0.0 if median else _cold_s(row, assumed)
-    tpots = [one.tpot.p50 if median else one.tpot.mean for one in results if one.tpot is not None]
+    tpots = [result.tpot.p50 if median else result.tpot.mean for result in results if result.tpot is not None]
     tpot = _middle(tpots) if tpots else math.nan  # answers of one token have none
     if is_replay(row):
-        tpot = _middle([token_s(one) for one in results])
+        tpot = _middle([token_s(result) for result in results])
     ttft, tpot = slower * ttft, slower * tpot
     concurrency, osl = row.whole_number("concurrency", ASSUMED_CONCURRENCY), row.whole_number("osl", 1)
     if is_mlperf(row):
-        rate = _middle([mlperf_rate(row, one) for one in results])
-        held = 0
+        rate = _middle([mlperf_rate(row, result) for result in results])
+        held_tokens = 0
     # Counted over the whole run, ramp and drain included.
     elif row.number("tokens_per_s_per_gpu") or (is_replay(row) and not in_steady_state(row)):
-        rate, held = _middle([one.output_tokens_per_s for one in results]), held_back(row)
+        rate, held_tokens = _middle([result.output_tokens_per_s for result in results]), held_back(row)
     else:
-        rate, held = concurrency * osl / (ttft + ((osl - 1) * tpot if tpots else 0.0)), held_back(row)
-    bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
+        rate, held_tokens = concurrency * osl / (ttft + ((osl - 1) * tpot if tpots else 0.0)), held_back(row)
+    bands = [result.tpot_band_s or (math.nan, math.nan) for result in results]
     seen = 1.0  # share of the time between first and last token that a client sees
-    if 0 < held < osl - 1:
-        ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
+    if 0 < held_tokens < osl - 1:
+        ttft, seen = ttft + held_tokens * tpot, 1.0 - held_tokens / (osl - 1)
     tpot *= seen
     wider = math.exp(SESSIONS_BAND if is_replay(row) else 0.0)
     seen *= slower
     low, high = seen * min(band[0] for band in bands) / wider, seen * max(band[1] for band in bands) * wider
-    regime = max((one.regime for one in results), key=REGIMES.index)
+    regime = max((result.regime for result in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
 
@@ -183,23 +183,23 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
 
 
 def _run(
-    row: ServingRow, profiles: dict[str, Profile], taken: Collection[Recipe], drafted: bool | None
+    row: ServingRow, profiles: dict[str, Profile], others: Collection[Recipe], drafted: bool | None
 ) -> tuple[list[ServingResult], list[str]]:
     assumed: list[str] = []
     model = model_named(row.text("model"), row.text("model_family"))
     load = workload_of(row, assumed)
     if row.disaggregated:
-        return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
+        return _pools(row, model, load, profiles, assumed, _listed(row, others, drafted)), assumed
     deployment = deployed(row, deployment_of(row))
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
     profile = planned_ahead(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
     if row.text("spec") == "mtp" and not deployment.speculative_tokens:
-        drafts = [(recipe.drafted, recipe.accepted) for recipe in recipes_of(row, taken) if recipe.drafted] or [
+        drafts = [(recipe.drafted, recipe.accepted) for recipe in recipes_of(row, others) if recipe.drafted] or [
             drafts_unlisted(row)
         ]
     elif DRAFTING in row.text("model").lower() and row.text("spec") != "none":
-        drafts = [(recipe.drafted, recipe.accepted) for recipe in recipes_of(row, taken)] or drafts
+        drafts = [(recipe.drafted, recipe.accepted) for recipe in recipes_of(row, others)] or drafts
         if any(depth for depth, _ in drafts):
             depths = " or ".join(str(depth) for depth, _ in drafts)
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
@@ -291,10 +291,10 @@ def _pools(
         profile = profiles.get(read.decode.engine) or load_engine(read.decode.engine)
         profile = captured_by_pools(row, read.decode, profile)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
-        one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
+        pair = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
         lengths = (row.whole_number("isl", 1), row.whole_number("osl", 1))
-        n_decode = read.n_decode or decode_workers(concurrency, one[1].profile.engine)
-        n_prefill = read.n_prefill or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
+        n_decode = read.n_decode or decode_workers(concurrency, pair[1].profile.engine)
+        n_prefill = read.n_prefill or prefill_workers(pair[0], pair[1], *lengths, concurrency, n_decode)
         if not all(counts):
             drafted = f", {read.decode.speculative_tokens} drafted" if read.decode.speculative_tokens else ""
             assumed.append(
@@ -327,9 +327,9 @@ class _Reading:
     n_decode: int
 
 
-def _listed(row: ServingRow, taken: Collection[Recipe], drafted: bool | None) -> list[Recipe]:
+def _listed(row: ServingRow, others: Collection[Recipe], drafted: bool | None) -> list[Recipe]:
     """Published deployments that a row may be."""
-    recipes = recipes_of(row, taken)
+    recipes = recipes_of(row, others)
     drafted = row.text("spec") == "mtp" if row.text("spec") else drafted
     same = [recipe for recipe in recipes if drafted is None or (recipe.drafted > 0) == drafted]
     return same or recipes
@@ -350,10 +350,12 @@ def _readings(
     unstated = (DRAFTED, ACCEPTED) if decode.engine.startswith("trtllm") else drafts_unlisted(row)
     if all(counts):
         if spec == "mtp":
-            depth, kept = next(((recipe.drafted, recipe.accepted) for recipe in recipes if recipe.drafted), unstated)
+            depth, acceptance = next(
+                ((recipe.drafted, recipe.accepted) for recipe in recipes if recipe.drafted), unstated
+            )
             if listed := decode_limit(row, decode, counts[1])[1]:
-                depth, kept = listed, ALONE_ACCEPTED if listed == 1 else kept
-            decode = _drafting(decode, depth, kept)
+                depth, acceptance = listed, ALONE_ACCEPTED if listed == 1 else acceptance
+            decode = _drafting(decode, depth, acceptance)
         return [_Reading(prefill, decode, *counts)]
     if recipes:
         assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))

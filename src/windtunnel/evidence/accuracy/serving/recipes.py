@@ -63,25 +63,25 @@ def layout_of(name: str) -> dict[str, Any]:
     return {"tp": tp, "attn_dp": ranks, "moe_tp": slices, "moe_ep": groups}
 
 
-def recipes_of(row: ServingRow, taken: Collection[Recipe] = ()) -> list[Recipe]:
+def recipes_of(row: ServingRow, others: Collection[Recipe] = ()) -> list[Recipe]:
     """Recipes of the row's model, GPU, engine, precision, lengths and concurrency, in the order of the list.
 
     Where some of them ran on the row's date or have its own sizes, the others are left out. Tables list the sizes of
-    one side for both: those of prefill workers for the most part. So is what is `taken` by other rows: a list runs once
-    a day.
+    one side for both: those of prefill workers for the most part. So are `others`, which are other rows' runs: a list
+    runs once a day.
     """
-    found = list(dict.fromkeys(_listed().get(point_of(row), ())))
-    dated = [recipe for recipe in found if row.text("measured") in recipe.ran]
-    found = dated or [recipe for recipe in found if not recipe.ran] or found
+    recipes = list(dict.fromkeys(_listed().get(point_of(row), ())))
+    dated = [recipe for recipe in recipes if row.text("measured") in recipe.ran]
+    recipes = dated or [recipe for recipe in recipes if not recipe.ran] or recipes
     if drafted_not_yet(row):
-        found = [recipe for recipe in found if not recipe.drafted]
+        recipes = [recipe for recipe in recipes if not recipe.drafted]
     if row.disaggregated:
         sizes = _sizes(layout(row, "prefill_"))
-        by_prefill = [recipe for recipe in found if _sizes(layout_of(recipe.prefill)) == sizes]
-        found = by_prefill or [recipe for recipe in found if _sizes(layout_of(recipe.decode)) == sizes] or found
+        by_prefill = [recipe for recipe in recipes if _sizes(layout_of(recipe.prefill)) == sizes]
+        recipes = by_prefill or [recipe for recipe in recipes if _sizes(layout_of(recipe.decode)) == sizes] or recipes
     else:
-        found = [recipe for recipe in found if _sizes(layout_of(recipe.decode)) == _sizes(layout(row))]
-    return [recipe for recipe in found if recipe not in taken] or found
+        recipes = [recipe for recipe in recipes if _sizes(layout_of(recipe.decode)) == _sizes(layout(row))]
+    return [recipe for recipe in recipes if recipe not in others] or recipes
 
 
 def drafted_not_yet(row: ServingRow) -> bool:
@@ -94,7 +94,7 @@ def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[object, ...], frozenset[R
 
     The dump that states workers lists runs without drafting, under the name of the base model.
     """
-    taken: dict[tuple[object, ...], set[Recipe]] = {}
+    recipes_by_day: dict[tuple[object, ...], set[Recipe]] = {}
     for row in rows:
         if row.text("spec_level") != "A" or DRAFTING in row.text("model").lower() or not row.text("measured"):
             continue
@@ -105,8 +105,8 @@ def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[object, ...], frozenset[R
             if not recipe.drafted
             and (not row.disaggregated or (recipe.prefill_workers, recipe.decode_workers) == workers)
         ]
-        taken.setdefault(when(row), set()).update(same)
-    return {key: frozenset(recipes) for key, recipes in taken.items()}
+        recipes_by_day.setdefault(when(row), set()).update(same)
+    return {key: frozenset(recipes) for key, recipes in recipes_by_day.items()}
 
 
 def when(row: ServingRow) -> tuple[object, ...]:

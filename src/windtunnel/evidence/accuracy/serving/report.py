@@ -60,7 +60,10 @@ class ServingReport(Shown):
     def by_level(self) -> list[Score]:
         """By how well rows are specified, where the table says so; repeats are left out."""
         levels = sorted({row.text("spec_level") for row in self.rows} - {""})
-        return [self._score(f"level {level}", lambda row, one=level: row.text("spec_level") == one) for level in levels]  # type: ignore[misc]
+        return [
+            self._score(f"level {level}", lambda row, wanted=level: row.text("spec_level") == wanted)  # type: ignore[misc]
+            for level in levels
+        ]
 
     def write_rows(self, path: Path) -> None:
         """`id,ttft_s,tpot_s,output_tokens_per_s,tpot_p5_s,tpot_p95_s,regime,status,reason`, every row of the table."""
@@ -94,15 +97,15 @@ class ServingReport(Shown):
         ratios = {key: _ratios(pairs, key, column, scale) for key, column, scale in MEASURES}
         tpot = ratios["tpot_s"]
         inside = [
-            one.tpot_p5_s <= measured * 1e-3 <= one.tpot_p95_s
-            for row, one in pairs
-            if (measured := row.number("tpot_ms")) is not None and not math.isnan(one.tpot_s)
+            prediction.tpot_p5_s <= measured * 1e-3 <= prediction.tpot_p95_s
+            for row, prediction in pairs
+            if (measured := row.number("tpot_ms")) is not None and not math.isnan(prediction.tpot_s)
         ]
         errors = {key: [abs(value - 1.0) for value in values] for key, values in ratios.items()}
         return Score(
             name,
             len(pairs),
-            sum(1 for _, one in pairs if one.status != "refused"),
+            sum(1 for _, prediction in pairs if prediction.status != "refused"),
             _mean(errors["tpot_s"]),
             _median(errors["tpot_s"]),
             _median(tpot),
@@ -116,8 +119,8 @@ class ServingReport(Shown):
 
 def _ratios(pairs: Iterable[tuple[ServingRow, Predicted]], key: str, column: str, scale: float) -> list[float]:
     ratios = []
-    for row, one in pairs:
-        measured, value = row.number(column), getattr(one, key)
+    for row, prediction in pairs:
+        measured, value = row.number(column), getattr(prediction, key)
         if measured is not None and measured > 0.0 and not math.isnan(value):
             ratios.append(value / (measured * scale))
     return ratios
@@ -127,10 +130,10 @@ def _naive(rows: Sequence[ServingRow]) -> tuple[float | None, float | None, int]
     """(mean error of TPOT, of tokens/s, rows) of the formula without scheduling."""
     tpots, tokens = [], []
     for row in rows:
-        found, measured = naive_times(row), row.number("tpot_ms")
-        if found is None or not measured:
+        times, measured = naive_times(row), row.number("tpot_ms")
+        if times is None or not measured:
             continue
-        ttft, tpot = found
+        ttft, tpot = times
         tpots.append(abs(tpot / (measured * 1e-3) - 1.0))
         rate, osl = row.number("d_output_tokens_per_s"), row.whole_number("osl", 1)
         if rate:

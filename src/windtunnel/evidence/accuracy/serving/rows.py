@@ -61,16 +61,16 @@ class ServingRow:
 
     def text(self, name: str) -> str:
         """A column, empty where it is missing, or `nan`, as numpy writes what is missing."""
-        found = (self.fields.get(name) or "").strip()
-        return "" if found.lower() == "nan" else found
+        text = (self.fields.get(name) or "").strip()
+        return "" if text.lower() == "nan" else text
 
     def number(self, name: str) -> float | None:
         """A column as a finite number; None where it is empty or none."""
         try:
-            found = float(self.text(name))
+            number = float(self.text(name))
         except ValueError:
             return None
-        return found if math.isfinite(found) else None
+        return number if math.isfinite(number) else None
 
     def whole_number(self, name: str, default: int) -> int:
         """A column as a whole number of at least one."""

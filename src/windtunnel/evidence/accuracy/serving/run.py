@@ -40,14 +40,14 @@ def run_serving_validation(
 ) -> ServingReport:
     """Predict every row of `tables`. The answers do not depend on `workers`. Raises InputFileError."""
     rows = read_rows(tables)
-    taken = taken_by(rows)
-    told = drafting_told(rows, taken)
-    asked = [(row, taken.get(when(row), frozenset()), told.get(row.id)) for row in rows]
-    return ServingReport(", ".join(map(str, tables)), tuple(rows), tuple(in_order(_one, asked, progress, workers)))
+    recipes_by_day = taken_by(rows)
+    drafting = drafting_told(rows, recipes_by_day)
+    questions = [(row, recipes_by_day.get(when(row), frozenset()), drafting.get(row.id)) for row in rows]
+    return ServingReport(", ".join(map(str, tables)), tuple(rows), tuple(in_order(_one, questions, progress, workers)))
 
 
-def _one(asked: tuple[ServingRow, frozenset[Recipe], bool | None]) -> Predicted:
-    return predicted(asked[0], None, asked[1], asked[2])
+def _one(question: tuple[ServingRow, frozenset[Recipe], bool | None]) -> Predicted:
+    return predicted(question[0], None, question[1], question[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ class _Listed:
     counts: tuple[int, int]  # entries without and with drafting
 
 
-def drafting_told(rows: Sequence[ServingRow], taken: Mapping[tuple[object, ...], frozenset[Recipe]]) -> dict[str, bool]:
+def drafting_told(
+    rows: Sequence[ServingRow], recipes_by_day: Mapping[tuple[object, ...], frozenset[Recipe]]
+) -> dict[str, bool]:
     """By id: whether a row drafted, of those where the order of a table tells."""
     days: dict[tuple[str, ...], list[_Listed]] = {}
     by_id = {row.id: row for row in rows}
@@ -67,19 +69,19 @@ def drafting_told(rows: Sequence[ServingRow], taken: Mapping[tuple[object, ...],
         number = NUMBER.search(row.id)
         if number is None or DRAFTING not in row.text("model").lower() or not row.disaggregated:
             continue
-        counts = _counts(row, by_id.get(row.text("duplicate_of")), taken)
+        counts = _counts(row, by_id.get(row.text("duplicate_of")), recipes_by_day)
         key = tuple(row.text(name) for name in ("source", "measured", "gpu", "engine", "precision"))
         days.setdefault(key, []).append(_Listed(row, int(number[1]), counts))
-    told: dict[str, bool] = {}
+    drafting: dict[str, bool] = {}
     for listed in days.values():
-        told |= _of_day(sorted(listed, key=lambda one: one.number))
-    return told
+        drafting |= _of_day(sorted(listed, key=lambda entry: entry.number))
+    return drafting
 
 
 def _counts(
-    row: ServingRow, same: ServingRow | None, taken: Mapping[tuple[object, ...], frozenset[Recipe]]
+    row: ServingRow, same: ServingRow | None, recipes_by_day: Mapping[tuple[object, ...], frozenset[Recipe]]
 ) -> tuple[int, int]:
-    recipes = recipes_of(row, () if same is not None else taken.get(when(row), ()))
+    recipes = recipes_of(row, () if same is not None else recipes_by_day.get(when(row), ()))
     drafted = sum(recipe.drafted > 0 for recipe in recipes)
     if same is not None and DRAFTING not in same.text("model").lower():
         return max(1, len(recipes) - drafted), 0  # the same run, listed under the name of the base model
@@ -88,33 +90,33 @@ def _counts(
 
 def _of_day(listed: list[_Listed]) -> dict[str, bool]:
     n = len(listed)
-    open_ = [place for place, one in enumerate(listed) if all(one.counts)]
+    open_ = [place for place, entry in enumerate(listed) if all(entry.counts)]
     if not open_ or n > MOST_ROWS:
         return {}
     readings, costs = _divisions(listed)
     if costs.min() * LEAST_ROWS > n:
         return {}  # jobs ran side by side: the order tells nothing
-    told = {}
+    drafting = {}
     for place in open_:
         least = [int(costs[readings[:, place] == kind].min(initial=1 << 30)) for kind in (0, 1)]
         if abs(least[0] - least[1]) >= MARGIN:
-            told[listed[place].row.id] = least[1] < least[0]
-    return told
+            drafting[listed[place].row.id] = least[1] < least[0]
+    return drafting
 
 
 def _divisions(listed: list[_Listed]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Every reading of a day with few changes, (divisions, rows), and its cost."""
     n = len(listed)
-    found = []
+    divisions = []
     changes = []
     for count in range(MOST_CHANGES + 1):
         for places in itertools.combinations(range(1, n), count):
             marks = np.zeros(n, dtype=np.int64)
             marks[list(places)] = 1
-            one = np.cumsum(marks) % 2 == 1
-            found += [one, ~one]
+            reading = np.cumsum(marks) % 2 == 1
+            divisions += [reading, ~reading]
             changes += [count, count]
-    readings = np.array(found)
+    readings = np.array(divisions)
     costs = np.array(changes, dtype=np.int64)
     points: dict[tuple[tuple[object, ...], tuple[int, int]], list[int]] = {}
     for place, entry in enumerate(listed):

@@ -54,8 +54,8 @@ def replayed(row: ServingRow) -> Workload:
     session = np.repeat(np.arange(len(turns)), turns)
     block = Workload.prefix_block
     names = [
-        tuple(range(one * MOST_BLOCKS, one * MOST_BLOCKS + int(size) // block))
-        for one, size in zip(session, np.maximum(prompts, 1), strict=True)
+        tuple(range(number * MOST_BLOCKS, number * MOST_BLOCKS + int(size) // block))
+        for number, size in zip(session, np.maximum(prompts, 1), strict=True)
     ]
     return Workload(
         np.maximum(1, np.rint(prompts)).astype(np.int64),

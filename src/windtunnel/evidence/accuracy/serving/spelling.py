@@ -57,23 +57,23 @@ BITS = re.compile(r"(nvfp4|mxfp4|fp4|fp8|awq|gptq|int4|int8|w4a16|w8a8)")
 
 def as_spelled(fields: Mapping[str, str]) -> dict[str, str]:
     """A row's columns in the words that are known here."""
-    found = {name: value or "" for name, value in fields.items()}
-    given = {name: "" if value.strip().lower() == "nan" else value.strip() for name, value in found.items()}
-    changed = {name: _format(given[name]) for name in FORMAT_COLUMNS if given.get(name)}
-    changed |= {name: plain_number(given[name], tokens=name in LENGTHS) for name in NUMBERS if given.get(name)}
-    name = given.get("model", "")
+    original = {name: value or "" for name, value in fields.items()}
+    cells = {name: "" if value.strip().lower() == "nan" else value.strip() for name, value in original.items()}
+    changed = {name: _format(cells[name]) for name in FORMAT_COLUMNS if cells.get(name)}
+    changed |= {name: plain_number(cells[name], tokens=name in LENGTHS) for name in NUMBERS if cells.get(name)}
+    name = cells.get("model", "")
     changed["model"] = MODELS.get(re.sub(r"-99(\.9)?$", "", name.lower().replace("_", ".")), name)
     if not any(changed.get(format_column) for format_column in FORMAT_COLUMNS):  # a checkpoint's name says its format
         match = BITS.search(name.lower())
         changed["precision"] = _format(match[1]) if match else ""
-    if given.get("mode"):
-        changed["mode"] = "disagg" if MODES.match(given["mode"].lower()) else "agg"
-    if given.get("kv_dtype"):
-        changed["kv_dtype"] = next(word for read, word in CACHES if read.search(given["kv_dtype"].lower()))
-    spec = given.get("spec", "").lower()
+    if cells.get("mode"):
+        changed["mode"] = "disagg" if MODES.match(cells["mode"].lower()) else "agg"
+    if cells.get("kv_dtype"):
+        changed["kv_dtype"] = next(word for read, word in CACHES if read.search(cells["kv_dtype"].lower()))
+    spec = cells.get("spec", "").lower()
     if spec:
         changed["spec"] = "mtp" if DRAFTS.match(spec) or spec[0] in "123456789" else "none" if PLAIN.match(spec) else ""
-    return {**found, **changed, **_engine(given)}
+    return {**original, **changed, **_engine(cells)}
 
 
 def _format(word: str) -> str:
@@ -88,13 +88,13 @@ def _format(word: str) -> str:
 def _engine(entry: Mapping[str, str]) -> dict[str, str]:
     """Columns `engine` and `engine_version`: where one says nothing, by what the image is called."""
     engine, release, image = entry.get("engine", ""), entry.get("engine_version", ""), entry.get("image", "")
-    named = engine_in(ENGINES.sub("vllm", engine.lower())) or engine_in(entry.get("framework", "")) or engine_in(image)
-    if named is None:
+    name = engine_in(ENGINES.sub("vllm", engine.lower())) or engine_in(entry.get("framework", "")) or engine_in(image)
+    if name is None:
         return {}
     if release.lower() in NO_RELEASE:
         release = ""
     if "/" in release or ":" in release:
         image, release = release, ""
     tag = engine_in(image)
-    inside = tag.release or tag.day if tag is not None and tag.engine == named.engine else ""
-    return {"engine": named.engine, "engine_version": release or named.release or inside}
+    inside = tag.release or tag.day if tag is not None and tag.engine == name.engine else ""
+    return {"engine": name.engine, "engine_version": release or name.release or inside}

@@ -46,11 +46,11 @@ def tables_of(report: Report) -> list[Table]:
 def details_of(report: Report) -> list[Table]:
     """The sources once more, by scale and by GPU."""
     level = report.by_source[0][0] if report.by_source else ""
-    made = [
+    tables = [
         _scores(f"Step time by source and scale, level {level}", "source, scale", report.by_scale),
         _scores(f"Step time by source, GPU and precision, level {level}", "source, GPU", report.by_precision),
     ]
-    return [table for table in made if table.rows]
+    return [table for table in tables if table.rows]
 
 
 def steps_by_source(report: Report) -> list[Table]:
@@ -85,8 +85,8 @@ def _score_cells(score: Score) -> tuple[str, ...]:
 def _kinds(report: Report) -> Table | None:
     """Only where a source has both; otherwise it would repeat the table by source."""
     names = {score.name.rpartition(":")[0] for score in report.by_kind if score.name.endswith(": MoE")}
-    kept = [score for score in report.by_kind if score.name.rpartition(":")[0] in names]
-    return _scores("Step time, dense and mixture of experts apart", "source", kept) if kept else None
+    scores = [score for score in report.by_kind if score.name.rpartition(":")[0] in names]
+    return _scores("Step time, dense and mixture of experts apart", "source", scores) if scores else None
 
 
 def _skips(report: Report) -> Table:
@@ -170,5 +170,5 @@ def _ranking(ranking: Ranking) -> Table:
 
 
 def _ordering(report: Report) -> Table:
-    rows = [(one.name, str(one.rows), f"{one.spearman:.3f}") for one in report.ordering]
+    rows = [(ordering.name, str(ordering.rows), f"{ordering.spearman:.3f}") for ordering in report.ordering]
     return text_table("Ordering by tokens/s/GPU (Spearman)", ("rows of", "rows", "rank correlation"), rows)

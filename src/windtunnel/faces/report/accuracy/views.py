@@ -32,11 +32,11 @@ SERVING_READING = (
 
 def accuracy_document(report: Report) -> Document:
     """Scores of the sources; in detail also by scale and GPU, with one anchor, and what was fitted."""
-    asked = [f"level {report.level}" if report.level else "all levels"]
+    scope = [f"level {report.level}" if report.level else "all levels"]
     if report.source:
-        asked.append(f"source {report.source!r}")
+        scope.append(f"source {report.source!r}")
     if report.anchor != "none":
-        asked.append(
+        scope.append(
             f"anchored on the {report.anchor} run of each source, GPU, model and precision; anchors not scored"
         )
     unread = [f"columns that nothing reads: {', '.join(report.unread)}"] if report.unread else []
@@ -48,7 +48,7 @@ def accuracy_document(report: Report) -> Document:
         rows = [(constant.name, constant.value, constant.comment) for constant in file.constants]
         table = text_table(f"Constants of {file.file}", ("constant", "value", "fitted on, or source"), rows, left=3)
         details += [table, *([Notes("", [file.about])] if file.about else [])]
-    subtitle = f"{report.table}: {len(report.outcomes)} rows, {', '.join(asked)}"
+    subtitle = f"{report.table}: {len(report.outcomes)} rows, {', '.join(scope)}"
     return Document("accuracy", "Accuracy of step times", views, details, subtitle)
 
 

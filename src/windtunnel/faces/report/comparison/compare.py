@@ -150,9 +150,9 @@ def asked_again(question: WhatIf) -> tuple[Result, Result]:
 
 def compare(a: Result, b: Result) -> Comparison:
     """What changes from `a` to `b`, and in which categories. Raises SpecError for what is no Result."""
-    for name, given in (("a", a), ("b", b)):
-        if not isinstance(given, Result):
-            raise SpecError(name, given, "give a Result: windtunnel.load_result reads a kept one")
+    for name, result in (("a", a), ("b", b)):
+        if not isinstance(result, Result):
+            raise SpecError(name, result, "give a Result: windtunnel.load_result reads a kept one")
     timed = a.step_time_ns > 0 and b.step_time_ns > 0
     causes = _minus(b.breakdown_ns, a.breakdown_ns) if timed else {}
     memory = _minus(_memory(b), _memory(a)) if a.memory and b.memory else {}
@@ -230,24 +230,24 @@ def _order(pair: Difference) -> tuple[int, str]:
 
 
 def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple[Difference, ...]) -> list[str]:
-    said = [_fit_words(a, b)] if "infeasible" in (a.status, b.status) else []
+    sentences = [_fit_words(a, b)] if "infeasible" in (a.status, b.status) else []
     if causes is not None:
         step = b.step_time_ns - a.step_time_ns
-        said.append(_time_words(a, step, causes))
+        sentences.append(_time_words(a, step, causes))
         overlapping = a.step_time_p5_ns <= b.step_time_p95_ns and b.step_time_p5_ns <= a.step_time_p95_ns
         # Where only disturbances differ both are wrong by the same: their order is certain, whatever the bands.
         if step and overlapping and not (spec and all(pair.field in NAMES for pair in spec)):
-            said.append("The p5–p95 bands overlap, so the order of the two is not certain.")
-            said += _memory_words(a.peak_memory.device_bytes, b.peak_memory.device_bytes)
+            sentences.append("The p5–p95 bands overlap, so the order of the two is not certain.")
+            sentences += _memory_words(a.peak_memory.device_bytes, b.peak_memory.device_bytes)
         if a.tokens_per_step != b.tokens_per_step or a.n_gpus != b.n_gpus:
-            said.append("Steps or clusters differ in size: compare tokens/s/GPU rather than step times.")
+            sentences.append("Steps or clusters differ in size: compare tokens/s/GPU rather than step times.")
     if spec:
-        named = [" ".join(difference_words(pair.field, pair.a, pair.b)) for pair in spec[:3]]
+        differences = [" ".join(difference_words(pair.field, pair.a, pair.b)) for pair in spec[:3]]
         rest = f" and {len(spec) - 3} more" if len(spec) > 3 else ""
-        said.append(f"Asked differently: {', '.join(named)}{rest}.")
+        sentences.append(f"Asked differently: {', '.join(differences)}{rest}.")
     else:
-        said.append("Both were asked for the same thing.")
-    return said
+        sentences.append("Both were asked for the same thing.")
+    return sentences
 
 
 def _fit_words(a: Result, b: Result) -> str:
@@ -279,14 +279,14 @@ def _time_words(a: Result, step: int, causes: Mapping[str, int]) -> str:
     if not step:
         moved = sorted((key for key in causes if causes[key]), key=lambda key: (-abs(causes[key]), key))
         return f"B takes the same time as A: {_listed(moved[:2], causes)} cancel out."
-    named, covered, whole = [], 0, sum(causes[key] for key in with_it)
+    largest, covered, whole = [], 0, sum(causes[key] for key in with_it)
     for key in with_it[:3]:
-        named.append(key)
+        largest.append(key)
         covered += causes[key]
         if abs(covered) >= 0.8 * abs(whole):
             break
     size = f"{abs(step) / a.step_time_ns * 100:.1f} % {'more' if step > 0 else 'less'} time per step than A"
-    text = f"B takes {size} ({_signed(step)}): {_listed(named, causes)}"
+    text = f"B takes {size} ({_signed(step)}): {_listed(largest, causes)}"
     if against and abs(causes[against[0]]) >= 0.05 * abs(step):
         text += f", against {_listed(against[:1], causes)}"
         covered += causes[against[0]]

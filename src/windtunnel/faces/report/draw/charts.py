@@ -71,8 +71,8 @@ class Scale:
     """From values to a share of an axis."""
 
     def __init__(self, axis: Axis, values: Iterable[float], *, from_zero: bool, apart: bool = False) -> None:
-        known = [value for value in values if math.isfinite(value) and not (axis.log and value <= 0)]
-        low, high = min(known, default=0.0), max(known, default=1.0)
+        finite = [value for value in values if math.isfinite(value) and not (axis.log and value <= 0)]
+        low, high = min(finite, default=0.0), max(finite, default=1.0)
         low = axis.low if axis.low is not None else 0.0 if from_zero and not axis.log and low >= 0.0 else low
         if axis.high is not None:
             high = axis.high
@@ -124,7 +124,7 @@ def tick_text(value: float, unit: str) -> str:
     if unit == "share":
         return f"{100 * value:g} %"
     if unit == "s" and value in (*TIMES, *BETWEEN) and value >= 60.0:
-        size, name = next(one for one in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if value >= one[0])
+        size, name = next(pair for pair in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if value >= pair[0])
         return f"{value / size:g} {name}"
     if unit in ("s", "B", "B/s", "FLOP/s"):
         number, _, name = text_of(value, unit).partition(" ")
@@ -140,8 +140,8 @@ def _decades(low: float, high: float) -> list[float]:
     inside: list[float] = []
     for steps in ((1.0,), (1.0, 2.0, 5.0), tuple(map(float, range(1, 10)))):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        found = [step * 10.0**decade for decade in decades for step in steps]
-        inside = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        inside = [value for value in ticks if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
         if len(inside) >= 3:
             break
     return inside
@@ -149,34 +149,34 @@ def _decades(low: float, high: float) -> list[float]:
 
 def chart_of(view: Curve) -> Chart:
     """The pictures of a curve."""
-    series = [one for one in view.series if len(one.x)]
-    ys = [value for one in series for value in (*one.y, *one.low, *one.high)]
+    series = [line for line in view.series if len(line.x)]
+    ys = [value for line in series for value in (*line.y, *line.low, *line.high)]
     x = Scale(
         view.x,
-        (value for one in series for value in one.x),
+        (value for line in series for value in line.x),
         from_zero=False,
-        apart=all(one.form == "points" for one in series),
+        apart=all(line.form == "points" for line in series),
     )
     y = Scale(view.y, [*ys, *(limit.value for limit in view.limits)], from_zero=True)
-    names = list(dict.fromkeys(one.name for one in series))
+    names = list(dict.fromkeys(line.name for line in series))
     colours = {name: f"line-{at % COLOURS}" for at, name in enumerate(names)}
     panels: dict[str, list[Series]] = {}
-    for one in series:
-        panels.setdefault(one.panel, []).append(one)
+    for line in series:
+        panels.setdefault(line.panel, []).append(line)
     plots = tuple(
         Plot(
             plain(name),
-            tuple(path for one in those for path in _paths(one, one.colour or colours[one.name], x, y)),
+            tuple(path for line in those for path in _paths(line, line.colour or colours[line.name], x, y)),
             _plot_data(those, view, x, y),
         )
         for name, those in panels.items()
     )
-    keys = {(one.colour or colours[one.name], plain(one.name), one.dashed): None for one in series}
-    few = sum(len(one.x) for one in series) <= TABLE_MOST
+    keys = {(line.colour or colours[line.name], plain(line.name), line.dashed): None for line in series}
+    few = sum(len(line.x) for line in series) <= TABLE_MOST
     rows = [
-        (plain(f"{one.panel} {one.name}".strip()), text_of(a, view.x.unit), text_of(b, view.y.unit))
-        for one in (series if few else ())
-        for a, b in zip(one.x, one.y, strict=True)
+        (plain(f"{line.panel} {line.name}".strip()), text_of(a, view.x.unit), text_of(b, view.y.unit))
+        for line in (series if few else ())
+        for a, b in zip(line.x, line.y, strict=True)
     ]
     limits = tuple((limit, round(100.0 * y.at(limit.value), 3)) for limit in view.limits)
     return Chart(plots, x.ticks(view.x.unit), y.ticks(view.y.unit), tuple(keys), limits, tuple(rows), len(plots) == 1)
@@ -280,8 +280,8 @@ def _slot(colour: str) -> int:
 def heat_data(view: Heat) -> Data:
     """Values as runs of the few that there are: ranks that are alike are one number, however many."""
     values = [None if value is None else _short(value) for value in view.values]
-    known = sorted({value for value in values if value is not None})
-    place = {value: at for at, value in enumerate(known)}
+    distinct = sorted({value for value in values if value is not None})
+    place = {value: at for at, value in enumerate(distinct)}
     runs: list[int] = []
     for value in values:
         at = -1 if value is None else place[value]
@@ -289,8 +289,8 @@ def heat_data(view: Heat) -> Data:
             runs[-1] += 1
         else:
             runs += [at, 1]
-    low = view.low if view.low is not None else known[0] if known else 0.0
-    high = view.high if view.high is not None else known[-1] if known else 1.0
+    low = view.low if view.low is not None else distinct[0] if distinct else 0.0
+    high = view.high if view.high is not None else distinct[-1] if distinct else 1.0
     texts = sorted({text for _, text in view.texts})
     text_at = {text: at for at, text in enumerate(texts)}
     return {
@@ -300,7 +300,7 @@ def heat_data(view: Heat) -> Data:
         "row": view.rows.name,
         "column_labels": [plain(text) for text in view.columns.labels],
         "row_labels": [plain(text) for text in view.rows.labels],
-        "values": known,
+        "values": distinct,
         "runs": runs,
         "number": plain(view.number),
         "unit": view.unit,

@@ -178,17 +178,17 @@ def _bars(view: Bars, width: int) -> list[RenderableType]:
     values = [part.value for part in parts]
     texts = amounts(values, view.unit, view.signed)
     whole = view.whole or sum(values)
-    said = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
-    said = [""] * len(values) if view.signed or view.unit == "share" else said
+    share_texts = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
+    share_texts = [""] * len(values) if view.signed or view.unit == "share" else share_texts
     total = "" if view.signed or view.unit == "share" else text_of(sum(values) / whole if whole else 1.0, "share")
     table = grid(LABEL | {"max_width": LABEL_CELLS}, NUMBER, NUMBER | DIM, WORD | {"overflow": "crop"})
     labels = [plain(part.label) for part in parts]
     fixed = min(LABEL_CELLS, max(map(cell_len, [*labels, view.total])))
-    cells = max(4, min(width - fixed - max(map(len, texts)) - max(map(len, [*said, total])) - 6, 40))
+    cells = max(4, min(width - fixed - max(map(len, texts)) - max(map(len, [*share_texts, total])) - 6, 40))
     if view.signed:
         cells = max(3, cells // 2)
     longest = max(map(abs, values))
-    for part, label, amount, share in zip(parts, labels, texts, said, strict=False):
+    for part, label, amount, share in zip(parts, labels, texts, share_texts, strict=False):
         if not any(digit in amount for digit in "123456789"):
             continue  # shows as nothing: a page has it
         drawn_bar = bar(abs(part.value) / longest, cells)
@@ -204,23 +204,23 @@ def _many_bars(view: Bars, width: int) -> list[RenderableType]:
     """A row each, all on one scale; segments of a bar differ in shade."""
     if not view.bars:
         return []
-    lengths = [one.length for one in view.bars]
-    scale = max([abs(value) for value in lengths] + [one.limit or 0.0 for one in view.bars]) or 1.0
+    lengths = [row.length for row in view.bars]
+    scale = max([abs(value) for value in lengths] + [row.limit or 0.0 for row in view.bars]) or 1.0
     texts = texts_of(lengths, view.unit)
     table = grid(LABEL | {"max_width": LABEL_CELLS}, NUMBER, WORD | {"overflow": "crop"}, REST | DIM)
-    noted = max((cell_len(plain(one.note)) for one in view.bars), default=0)
-    labels = min(LABEL_CELLS, max(cell_len(plain(one.label)) for one in view.bars))
+    noted = max((cell_len(plain(row.note)) for row in view.bars), default=0)
+    labels = min(LABEL_CELLS, max(cell_len(plain(row.label)) for row in view.bars))
     cells = max(4, min(width - labels - max(map(len, texts)) - min(noted, width // 2) - 8, 40))
-    for one, amount in zip(view.bars, texts, strict=True):
-        table.add_row(Text(plain(one.label)), amount, _segments(one, scale, cells), Text(plain(one.note)))
+    for row, amount in zip(view.bars, texts, strict=True):
+        table.add_row(Text(plain(row.label)), amount, _segments(row, scale, cells), Text(plain(row.note)))
     return [*_title(view.title, view.note), table]
 
 
-def _segments(one: Bar, scale: float, cells: int) -> Text:
-    if len(one.parts) == 1:
-        return Text(bar(abs(one.parts[0].value) / scale, cells), style=_style(one.parts[0].colour))
+def _segments(row: Bar, scale: float, cells: int) -> Text:
+    if len(row.parts) == 1:
+        return Text(bar(abs(row.parts[0].value) / scale, cells), style=_style(row.parts[0].colour))
     line, edge = Text(), 0.0
-    for number, part in enumerate(one.parts):
+    for number, part in enumerate(row.parts):
         begin = round(edge / scale * cells)
         edge += max(part.value, 0.0)
         line.append("█▓▒░"[number % 4] * (round(edge / scale * cells) - begin), style=_style(part.colour))
@@ -304,18 +304,18 @@ def _listed(view: Table, names: Sequence[str], row: Sequence[str]) -> list[Rende
 
 def _curve(view: Curve, width: int) -> list[RenderableType]:
     """Each line as a row of eighths, over equal steps of x; points are left to the page."""
-    series = [one for one in view.series if one.x]
+    series = [line for line in view.series if line.x]
     if not series:
         return []
-    low, high = min(min(one.x) for one in series), max(max(one.x) for one in series)
-    top = max(max(one.y) for one in series) or 1.0
-    names = [plain(f"{one.panel} {one.name}".strip()) for one in series]
+    low, high = min(min(line.x) for line in series), max(max(line.x) for line in series)
+    top = max(max(line.y) for line in series) or 1.0
+    names = [plain(f"{line.panel} {line.name}".strip()) for line in series]
     label = min(LABEL_CELLS, max(map(cell_len, names)))
     cells = max(10, width - label - 22)
     table = grid(LABEL | {"max_width": LABEL_CELLS}, WORD | {"overflow": "crop"}, NUMBER)
-    for name, one in zip(names, series, strict=True):
+    for name, line in zip(names, series, strict=True):
         table.add_row(
-            Text(name), Text(_eighths(one, low, high, top, cells), style="blue"), text_of(max(one.y), view.y.unit)
+            Text(name), Text(_eighths(line, low, high, top, cells), style="blue"), text_of(max(line.y), view.y.unit)
         )
     begin, end = text_of(low, view.x.unit), text_of(high, view.x.unit)
     table.add_row("", Text(f"{begin}{end:>{max(1, cells - len(begin))}}", style="dim"), "")
@@ -328,11 +328,11 @@ def _eighths(series: Series, low: float, high: float, top: float, cells: int) ->
     if series.form == "points" or len(points) < 2:
         return ""
     xs = [x for x, _ in points]
-    drawn = ""
+    text = ""
     for cell in range(cells):
         at = bisect_right(xs, low + (high - low) * cell / (cells - 1)) - 1
-        drawn += " " if at < 0 else "▁▂▃▄▅▆▇█"[min(7, int(8 * max(points[at][1], 0.0) / top))]
-    return drawn
+        text += " " if at < 0 else "▁▂▃▄▅▆▇█"[min(7, int(8 * max(points[at][1], 0.0) / top))]
+    return text
 
 
 def _lanes(view: Lanes, width: int) -> list[RenderableType]:
@@ -356,11 +356,11 @@ def _lanes(view: Lanes, width: int) -> list[RenderableType]:
 
 
 def _heat(view: Heat, width: int) -> list[RenderableType]:
-    known = [value for value in view.values if value is not None]
-    if not known:
+    values = [value for value in view.values if value is not None]
+    if not values:
         return []
-    low = min(known) if view.low is None else view.low
-    high = max(known) if view.high is None else view.high
+    low = min(values) if view.low is None else view.low
+    high = max(values) if view.high is None else view.high
     words = Text(
         f"{plain(view.number)} {text_of(low, view.unit)} to {text_of(high, view.unit)} over"
         f" {view.columns.count:,} x {view.rows.count:,} cells",

@@ -114,8 +114,8 @@ def _bars(view: Bars) -> list[str]:
         rows = [(part.label, text, "") for part, text in zip(parts, texts, strict=False)]
         return [*_titled(view.title, view.note), _table(("part", "amount", ""), [*rows, (view.total, texts[-1], "")])]
     whole = view.whole or sum(values)
-    said = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
-    rows = [(part.label, text, share) for part, text, share in zip(parts, texts, said, strict=False)]
+    share_texts = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
+    rows = [(part.label, text, share) for part, text, share in zip(parts, texts, share_texts, strict=False)]
     total = (view.total, texts[-1], text_of(sum(values) / whole, "share"))
     return [*_titled(view.title, view.note), _table(("part", "amount", "share"), [*rows, total])]
 

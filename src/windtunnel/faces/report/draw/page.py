@@ -84,8 +84,8 @@ def page_template(name: str, package: str = "windtunnel.faces.report") -> Templa
     folders = [files(fromkey) / "templates" for fromkey in dict.fromkeys((package, "windtunnel.faces.report"))]
 
     def source(part: str) -> str | None:
-        found = next((folder / part for folder in folders if (folder / part).is_file()), None)
-        return found.read_text(encoding="utf-8") if found else None
+        path = next((folder / part for folder in folders if (folder / part).is_file()), None)
+        return path.read_text(encoding="utf-8") if path else None
 
     environment = Environment(
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -213,11 +213,11 @@ def _bars_section(view: Bars, kind: str, name: str) -> Section:
         parts = [part for part in view.bars[0].parts if part.value]
         values = [part.value for part in parts]
         texts, whole = amounts(values, view.unit), view.whole or sum(values) or 1.0
-        said = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
-        said = [""] * len(values) if view.unit == "share" else said
+        share_texts = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
+        share_texts = [""] * len(values) if view.unit == "share" else share_texts
         rows = [
             (part.colour, plain(part.label), text, share, 100.0 * part.value / (sum(values) or 1.0))
-            for part, text, share in zip(parts, texts, said, strict=False)
+            for part, text, share in zip(parts, texts, share_texts, strict=False)
         ]
         total = "" if view.unit == "share" else text_of(sum(values) / whole, "share")
         return Section(name, kind, view, legend=Legend(tuple(rows), (texts[-1], total)))

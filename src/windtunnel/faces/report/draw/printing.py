@@ -72,9 +72,9 @@ def _writable(line: list[Segment], encoding: str) -> list[Segment]:
 
 
 def _trimmed(line: list[Segment]) -> list[Segment]:
-    kept = list(line)
-    while kept and not kept[-1].text.rstrip():
-        kept.pop()
-    if kept:
-        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
-    return kept
+    segments = list(line)
+    while segments and not segments[-1].text.rstrip():
+        segments.pop()
+    if segments:
+        segments[-1] = Segment(segments[-1].text.rstrip(), segments[-1].style)
+    return segments

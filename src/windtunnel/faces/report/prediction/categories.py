@@ -94,26 +94,26 @@ def time_categories(keys: Iterable[str]) -> dict[str, Category]:
     """Every key with its label and colour slot, in reading order."""
     ordered = sorted(set(keys), key=lambda key: (_TIME_ORDER[family_of(key)], _PINNED.get(key, "~"), key))
     used: dict[str, int] = {}
-    found = {}
+    categories = {}
     for key in ordered:
         family = family_of(key)
         if key in _PINNED:
-            found[key] = Category(key, label_of(key), _PINNED[key])
+            categories[key] = Category(key, label_of(key), _PINNED[key])
             continue
         # Unpinned compute goes on after the pinned shades.
         used.setdefault(family, 2 if family == "compute" else 0)
-        found[key] = Category(key, label_of(key), f"{family}-{used[family] % _TIME_SLOTS[family]}")
+        categories[key] = Category(key, label_of(key), f"{family}-{used[family] % _TIME_SLOTS[family]}")
         used[family] += 1
-    return found
+    return categories
 
 
 def memory_categories(keys: Iterable[str]) -> dict[str, Category]:
     """The same for memory."""
-    known = {name: i for i, name in enumerate((*MEMORY_ORDER, UNUSED, CONTEXT))}
-    ordered = sorted(set(keys), key=lambda key: (known.get(key, len(MEMORY_ORDER) - 0.5), key))
+    order = {name: i for i, name in enumerate((*MEMORY_ORDER, UNUSED, CONTEXT))}
+    ordered = sorted(set(keys), key=lambda key: (order.get(key, len(MEMORY_ORDER) - 0.5), key))
     slots = iter(range(len(ordered)))
     return {
-        key: Category(key, label_of(key), f"mem-{known[key]}" if key in known else f"other-{next(slots) % 4}")
+        key: Category(key, label_of(key), f"mem-{order[key]}" if key in order else f"other-{next(slots) % 4}")
         for key in ordered
     }
 

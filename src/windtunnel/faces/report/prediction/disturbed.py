@@ -40,10 +40,12 @@ def disturbed_views(result: Result) -> tuple[list[View], list[View]]:
     return first, [*details, *([waiting] if waiting.rows else [])]
 
 
-def _samples(drawn: Samples) -> Figure:
-    jitter = f"jitter {text_of(drawn.jitter, 'share')}, " if drawn.jitter else ""
-    note = f"{jitter}{drawn.count:,} steps sampled, seed {drawn.seed}; by chance alone"
-    return Figure("median of samples", Number(drawn.p50_ns / 1e9, "s", drawn.p5_ns / 1e9, drawn.p95_ns / 1e9), note)
+def _samples(samples: Samples) -> Figure:
+    jitter = f"jitter {text_of(samples.jitter, 'share')}, " if samples.jitter else ""
+    note = f"{jitter}{samples.count:,} steps sampled, seed {samples.seed}; by chance alone"
+    return Figure(
+        "median of samples", Number(samples.p50_ns / 1e9, "s", samples.p5_ns / 1e9, samples.p95_ns / 1e9), note
+    )
 
 
 def _blame(disturbed: Disturbed, ranks: Ranks, step_ns: int) -> Table:
@@ -70,16 +72,16 @@ def _percent(part_ns: int, whole_ns: int) -> str:
 
 def _waiting(disturbed: Disturbed, ranks: Ranks) -> Table:
     front = foremost(disturbed.waiting, WAITING_EACH)
-    rest = [one for one in disturbed.waiting if one.worst_ns > 0 and one not in front]
+    rest = [wait for wait in disturbed.waiting if wait.worst_ns > 0 and wait not in front]
     columns = (Column("waiting in"), Column("mean", "s"), Column("longest", "s"), Column("for"))
     note = "beyond an undisturbed step: mean over the members, the one that waits longest, and whom they wait for"
-    rows = [_waits(one, ranks) for one in (*front, *rest)]
+    rows = [_waits(wait, ranks) for wait in (*front, *rest)]
     return Table("Waiting for each other", columns, rows, note, most=len(front))
 
 
-def _waits(one: Waiting, ranks: Ranks) -> tuple[Cell, ...]:
-    last = ranks.words(one.last_rank) if one.last_rank >= 0 else ""
-    return plain(one.communicator), one.mean_ns / 1e9, one.worst_ns / 1e9, last
+def _waits(wait: Waiting, ranks: Ranks) -> tuple[Cell, ...]:
+    last = ranks.words(wait.last_rank) if wait.last_rank >= 0 else ""
+    return plain(wait.communicator), wait.mean_ns / 1e9, wait.worst_ns / 1e9, last
 
 
 def _path(disturbed: Disturbed, ranks: Ranks) -> Lanes:

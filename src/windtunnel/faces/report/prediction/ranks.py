@@ -34,8 +34,8 @@ class Ranks:
 
     def disturbances(self, rank: int) -> tuple[str, ...]:
         """What disturbs this very rank, as it was given."""
-        found = self.class_of(rank)
-        return tuple(plain(text) for text in found.disturbed_by) if found else ()
+        rank_class = self.class_of(rank)
+        return tuple(plain(text) for text in rank_class.disturbed_by) if rank_class else ()
 
     def count(self, text: str) -> int:
         """How many ranks this disturbance befalls."""
@@ -64,23 +64,23 @@ def where_words(blame: Blame, ranks: Ranks) -> str:
     return f"{n_gpus:,} GPUs" if n_gpus > 1 else f"stage {blame.stage}, replica {blame.replica}"
 
 
-def kind_of(one: Waiting) -> str:
+def kind_of(wait: Waiting) -> str:
     """`dp of stage 3` -> `dp`: what communicators that are alike have in common."""
-    return re.sub(r"( of stage)? \d.*$", "", one.communicator)
+    return re.sub(r"( of stage)? \d.*$", "", wait.communicator)
 
 
 def foremost(waiting: Sequence[Waiting], each: int) -> list[Waiting]:
     """At most `each` communicators of every kind, in their order; none in which nobody waits."""
     seen: dict[str, int] = {}
-    found = []
-    for one in waiting:
-        if one.worst_ns <= 0:
+    front = []
+    for wait in waiting:
+        if wait.worst_ns <= 0:
             continue
-        kind = kind_of(one)
+        kind = kind_of(wait)
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= each:
-            found.append(one)
-    return found
+            front.append(wait)
+    return front
 
 
 def path_words(disturbed: Disturbed, ranks: Ranks, turns_most: int = 7) -> str:
@@ -102,12 +102,12 @@ def path_words(disturbed: Disturbed, ranks: Ranks, turns_most: int = 7) -> str:
 def _turns(stages: Sequence[int]) -> list[int]:
     """First and last stage, and those between where the direction changes."""
     steps = [stage for i, stage in enumerate(stages) if i == 0 or stage != stages[i - 1]]
-    kept = [
+    turns = [
         stage
         for i, stage in enumerate(steps)
         if i in (0, len(steps) - 1) or (steps[i + 1] > stage) != (stage > steps[i - 1])
     ]
-    return kept
+    return turns
 
 
 def _longest(path: Sequence[PathPart]) -> tuple[int, int]:

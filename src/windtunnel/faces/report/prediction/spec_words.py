@@ -91,8 +91,8 @@ def model_name(result: Result) -> str:
 def gpu_name(result: Result) -> str:
     """Name of the GPU, or `GPUs`."""
     places = ("gpu.name", "gpu", "node.gpu.name", "node.gpu", "name")
-    found = _first(result.spec, (*(f"cluster.{place}" for place in places), "cluster"))
-    return found.partition(":")[0] or "GPUs"
+    name = _first(result.spec, (*(f"cluster.{place}" for place in places), "cluster"))
+    return name.partition(":")[0] or "GPUs"
 
 
 def calibrated_words(result: Result) -> str:
@@ -109,8 +109,8 @@ def calibrated_words(result: Result) -> str:
 
 
 def _first(spec: Mapping[str, object], places: Sequence[str]) -> str:
-    named = (_at(spec, place) for place in places)
-    return next((plain(value) for value in named if isinstance(value, str) and value.strip()), "")
+    values = (_at(spec, place) for place in places)
+    return next((plain(value) for value in values if isinstance(value, str) and value.strip()), "")
 
 
 def _at(spec: object, place: str) -> object:

@@ -34,10 +34,12 @@ _US = 1000
 def streams_of(result: Result) -> dict[int, list[str]]:
     """Streams of the excerpt by stage, compute first, in the order in which lanes are drawn."""
     rank = {name: i for i, name in enumerate(_STREAM_ORDER)}
-    found: dict[int, set[str]] = {}
+    streams: dict[int, set[str]] = {}
     for interval in result.excerpt:
-        found.setdefault(interval.stage, set()).add(interval.stream)
-    return {stage: sorted(found[stage], key=lambda name: (rank.get(name, len(rank)), name)) for stage in sorted(found)}
+        streams.setdefault(interval.stage, set()).add(interval.stream)
+    return {
+        stage: sorted(streams[stage], key=lambda name: (rank.get(name, len(rank)), name)) for stage in sorted(streams)
+    }
 
 
 def trace_events(result: Result) -> Iterator[dict[str, object]]:

@@ -111,24 +111,28 @@ def _details(result: Result) -> Iterator[View]:
 def _headline(result: Result) -> Headline:
     if result.infeasible is not None:
         return Headline(f"Does not fit: {_trouble(result.infeasible, result)}.", "does not fit", tone="bad")
-    said = []
+    clauses = []
     if result.memory:
         peak = result.peak_memory
         room = result.capacity_of(peak) - peak.device_bytes
         spare = f"{text_of(max(room, 0), 'B')} to spare"
-        said.append(f"May not fit: {spare}" if result.tight else f"Fits with {spare}" if room >= 0 else "Fits barely")
+        clauses.append(
+            f"May not fit: {spare}" if result.tight else f"Fits with {spare}" if room >= 0 else "Fits barely"
+        )
     if result.mfu:
-        said.append(f"{text_of(result.mfu, 'share')} MFU")
+        clauses.append(f"{text_of(result.mfu, 'share')} MFU")
     if result.disturbed is not None and result.disturbed.undisturbed_step_time_ns:
         base = result.disturbed.undisturbed_step_time_ns
         more = text_of(result.step_time_ns / base - 1.0, "share")
-        said.append(f"disturbances make the step {more} longer than {text_of(base / 1e9, 's')}")
+        clauses.append(f"disturbances make the step {more} longer than {text_of(base / 1e9, 's')}")
     worst = max(_overheads(result.limits), key=lambda limit: limit.share, default=None)
     if worst is not None and worst.share >= WORTH_SAYING:
-        said.append(f"{text_of(worst.share, 'share')} of the step is {label_of(worst.what)}")
-    best = max((advice for advice in result.advice if advice.kind == "plan"), key=lambda one: one.gain, default=None)
+        clauses.append(f"{text_of(worst.share, 'share')} of the step is {label_of(worst.what)}")
+    best = max(
+        (advice for advice in result.advice if advice.kind == "plan"), key=lambda advice: advice.gain, default=None
+    )
     better = "" if best is None else f": {best.flags} takes {text_of(best.gain, 'share')} less time"
-    words = "; ".join(said) or f"A step takes {text_of(result.step_time_s, 's')}"
+    words = "; ".join(clauses) or f"A step takes {text_of(result.step_time_s, 's')}"
     return Headline(f"{words}{better}.", "step time", _step(result), "good" if not result.warnings else "calm")
 
 
@@ -257,9 +261,9 @@ def _memory(result: Result) -> Iterator[View]:
             Bar(result.class_name(stage.stage), _parts_of(stage), float(result.capacity_of(stage))) for stage in stages
         ]
         yield Bars(f"Peak memory by {class_word(result)}", "B", bars, note="dashed: the capacity")
-    drawn = [stage for stage in stages if stage.timeline]
-    if drawn:
-        yield _memory_curve(result, drawn)
+    with_timeline = [stage for stage in stages if stage.timeline]
+    if with_timeline:
+        yield _memory_curve(result, with_timeline)
 
 
 def _parts_of(stage: StageMemory) -> list[Part]:
@@ -298,7 +302,7 @@ def limit_views(limits: Sequence[Limit]) -> Iterator[Table]:
     ):
         rows = [
             (label_of(limit.what), Number(limit.share, "share"), Number(limit.step_time_s_without, "s"))
-            for limit in sorted(those, key=lambda one: (-one.share, one.what))
+            for limit in sorted(those, key=lambda limit: (-limit.share, limit.what))
         ]
         columns = (Column("what"), Column("of the step", "share"), Column("step without it", "s"))
         if rows:
@@ -343,15 +347,15 @@ def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
 
 def _provenance(result: Result) -> Iterator[View]:
     sources = source_categories(result.provenance)
-    known = [(category, result.provenance[key]) for key, category in sources.items() if result.provenance[key] > 0]
-    if not known:
+    shares = [(category, result.provenance[key]) for key, category in sources.items() if result.provenance[key] > 0]
+    if not shares:
         return
     simulated = (
         f"{result.n_ops:,} ops of {result.n_classes:,} rank class{'' if result.n_classes == 1 else 'es'} stand for"
         f" {text_of(result.n_gpus, 'count')} GPU{'' if result.n_gpus == 1 else 's'}"
     )
     rests = calibrated_words(result)
-    rows = [(category.label, Number(share, "share"), SOURCES.get(category.key, "")) for category, share in known]
+    rows = [(category.label, Number(share, "share"), SOURCES.get(category.key, "")) for category, share in shares]
     columns = (Column("price"), Column("of the busy time", "share"), Column("what that is"))
     yield Table("Where the numbers come from", columns, rows, "; ".join(filter(None, (rests, simulated))))
 

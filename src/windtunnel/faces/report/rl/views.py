@@ -91,8 +91,8 @@ def _views(result: RlResult) -> Iterator[View]:
 def _stacked(name: str, spans: list[Span]) -> list[Lane]:
     """Spans that overlap in lanes of their own."""
     rows: list[list[Span]] = []
-    for span in sorted(spans, key=lambda one: one.begin_s):
-        row = next((one for one in rows if one[-1].end_s <= span.begin_s + 1e-9), None)
+    for span in sorted(spans, key=lambda span: span.begin_s):
+        row = next((row for row in rows if row[-1].end_s <= span.begin_s + 1e-9), None)
         if row is None:
             rows.append([span])
         else:
@@ -163,15 +163,18 @@ def _settled(result: RlResult) -> Table:
     return Table("As it was settled", (Column("field"), Column("value")), rows, folded=True)
 
 
-def plan_document(found: RlPlanned) -> Document:
+def plan_document(answer: RlPlanned) -> Document:
     """The best division of a cluster, and the others."""
-    best = rl_document(found.best)
-    step = Number(found.best.step_time_s, "s", found.best.p5_s, found.best.p95_s)
-    size, unit = scale_of([found.best.step_time_s], "s")  # one for all, and that of the headline
-    rows = [(one.words, None if one.step_s is None else one.step_s / size, one.bound_s / size) for one in found.tried]
+    best = rl_document(answer.best)
+    step = Number(answer.best.step_time_s, "s", answer.best.p5_s, answer.best.p95_s)
+    size, unit = scale_of([answer.best.step_time_s], "s")  # one for all, and that of the headline
+    rows = [
+        (candidate.words, None if candidate.step_s is None else candidate.step_s / size, candidate.bound_s / size)
+        for candidate in answer.tried
+    ]
     views: list[View] = [
-        Headline(f"Best: {found.tried[0].words}, {text_of(step)} a step.", "step", step, "good"),
-        Notes("What the search shows", [*found.verdicts, f"Proof: {found.proof}."]),
+        Headline(f"Best: {answer.tried[0].words}, {text_of(step)} a step.", "step", step, "good"),
+        Notes("What the search shows", [*answer.verdicts, f"Proof: {answer.proof}."]),
         Table("Candidates", (Column(""), Column(f"step, {unit}", ""), Column(f"at least, {unit}", "")), rows),
     ]
     return Document("a plan for RL", best.title, views, [*best.views[1:], *best.details], best.subtitle)

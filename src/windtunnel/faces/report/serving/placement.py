@@ -31,18 +31,18 @@ LAYOUTS = (
 
 def placed_document(placed: Placed) -> Document:
     """What stands where, what it carries, and what the next best costs."""
-    found, title = placed.found, f"Placement by {placed.method}"
-    if isinstance(found, Placement):
-        verdict = f"{found.gpus} GPUs carry {found.rate_per_s:g} requests/s at {placed.attain:.0%} attainment"
+    placement, title = placed.found, f"Placement by {placed.method}"
+    if isinstance(placement, Placement):
+        verdict = f"{placement.gpus} GPUs carry {placement.rate_per_s:g} requests/s at {placed.attain:.0%} attainment"
         phases = (
-            ("prefill", found.prefill, found.prefill_instances),
-            ("decode", found.decode, found.decode_instances),
+            ("prefill", placement.prefill, placement.prefill_instances),
+            ("decode", placement.decode, placement.decode_instances),
         )
         rows = [(phase, f"{count} x tp{layout[0]} pp{layout[1]}") for phase, layout, count in phases]
-        best = f"{found.goodput_per_gpu_per_s:.3g} requests/s per GPU, best of {len(found.tried)} candidates"
+        best = f"{placement.goodput_per_gpu_per_s:.3g} requests/s per GPU, best of {len(placement.tried)} candidates"
         lines = [f"goodput: {best}"]
-        if found.runner_up is not None:
-            lines.append(f"next: {found.runner_up.per_gpu:.3g} requests/s per GPU: {_layouts(found.runner_up)}")
+        if placement.runner_up is not None:
+            lines.append(f"next: {placement.runner_up.per_gpu:.3g} requests/s per GPU: {_layouts(placement.runner_up)}")
     else:
         shared, in_time = placed.method == "muxserve", placed.method == "alpaserve"
         rows = [
@@ -50,14 +50,14 @@ def placed_document(placed: Placed) -> Document:
                 format_many(group.gpus, "GPU"),
                 group.layout if shared else f"{group.layout}: {', '.join(group.models) or 'idle'}",
             )
-            for group in found.groups
+            for group in placement.groups
         ]
         what = "of requests in time" if in_time else "requests/s in all"
-        verdict = f"{_value(found.value, in_time)} {what}, best of {found.tried} {found.what_was_tried}"
+        verdict = f"{_value(placement.value, in_time)} {what}, best of {placement.tried} {placement.what_was_tried}"
         lines = []
-        if found.runner_up_value is not None:
-            costs = _value(found.value - found.runner_up_value, in_time) + ("" if in_time else " requests/s")
-            lines.append(f"next: {found.runner_up}, {_value(found.runner_up_value, in_time)}: it costs {costs}")
+        if placement.runner_up_value is not None:
+            costs = _value(placement.value - placement.runner_up_value, in_time) + ("" if in_time else " requests/s")
+            lines.append(f"next: {placement.runner_up}, {_value(placement.runner_up_value, in_time)}: it costs {costs}")
     views: list[View] = [
         Headline(verdict),
         Table("", (Column(""), Column("layout")), rows, most=len(rows)),
@@ -69,7 +69,7 @@ def placed_document(placed: Placed) -> Document:
 def plans_document(plans: ServingPlans) -> Document:
     """Deployments that hold the limits, fewest GPUs first."""
     answer = plans.to_dict()
-    best, tried = answer["plans"][0], answer["plans"]
+    best, rows = answer["plans"][0], answer["plans"]
     cost = best["cost_per_million_tokens"]
     proof = "and no fewer do" if answer["proved"] else f"and fewer are not ruled out (gap {best['gap']:.0%})"
     columns = (
@@ -88,23 +88,23 @@ def plans_document(plans: ServingPlans) -> Document:
         Figure("output", Number(best["output_tokens_per_s"], "tokens/s")),
         *([Figure("cost", Number(cost, "$"), "a million tokens")] if cost else []),
     ]
-    timed = [one for one in tried if one["ttft_p99_s"] and one["tpot_p99_s"]]
+    timed = [row for row in rows if row["ttft_p99_s"] and row["tpot_p99_s"]]
     points = [
         Series(
             name,
-            [one["tpot_p99_s"] for one in of_kind],
-            [one["ttft_p99_s"] for one in of_kind],
+            [row["tpot_p99_s"] for row in of_kind],
+            [row["ttft_p99_s"] for row in of_kind],
             form="points",
-            labels=[f"{one['gpus']} GPUs, {one['layout']}" for one in of_kind],
+            labels=[f"{row['gpus']} GPUs, {row['layout']}" for row in of_kind],
         )
         for name, of_kind in (
             ("best", timed[:1]),
-            ("together", [one for one in timed[1:] if "prefill" not in one["layout"]]),
-            ("prefill and decode apart", [one for one in timed[1:] if "prefill" in one["layout"]]),
+            ("together", [row for row in timed[1:] if "prefill" not in row["layout"]]),
+            ("prefill and decode apart", [row for row in timed[1:] if "prefill" in row["layout"]]),
         )
         if of_kind
     ]
-    spared = [(one["gpus"] + one["spares"]["gpus"], one["spares"]["held"]) if plans.spares else () for one in tried]
+    spared = [(row["gpus"] + row["spares"]["gpus"], row["spares"]["held"]) if plans.spares else () for row in rows]
     lines: list[str] = []
     whole = best["gpus"]
     if plans.spares:
@@ -119,7 +119,7 @@ def plans_document(plans: ServingPlans) -> Document:
         Table(
             "Plans",
             columns,
-            [(one["gpus"], *(one[key] for key in keys), *more) for one, more in zip(tried, spared, strict=True)],
+            [(row["gpus"], *(row[key] for key in keys), *more) for row, more in zip(rows, spared, strict=True)],
         ),
         Notes("", [*lines, ruled_out, LAYOUTS]),
     ]

@@ -147,14 +147,14 @@ def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) ->
         if not series:
             continue
         bound = result.slo.get(limit)
-        values = sorted(value for one in series for value in one.y)
+        values = sorted(value for line in series for value in line.y)
         high = min(values[-1], ROBUST * bound) if bound else values[-1]
         start = float(bound) if bound else values[len(values) // 2]
         axis = Axis(name, "s", log=True, low=min(values[0], start) * 0.9, high=max(high, start) * 1.1)
         limits = [Limit(start, "limit", True)] if bound or not result.slo else []  # none beside those that were given
         yield Curve(f"{name} by rate", Axis("requests/s", "requests/s", low=0.0), axis, series, limits)
-    held = [(name, answer["memory_bytes_per_gpu"].get(name, 0.0)) for name in MEMORY]
-    parts = [Part(name.replace("_", " "), value, MEMORY[name]) for name, value in held if value > 0]
+    sizes = [(name, answer["memory_bytes_per_gpu"].get(name, 0.0)) for name in MEMORY]
+    parts = [Part(name.replace("_", " "), value, MEMORY[name]) for name, value in sizes if value > 0]
     if parts:
         yield Bars("Memory of a GPU", "B", [Bar("GPU", parts)])
     yield Notes("What it rests on", result.sources)
@@ -200,9 +200,9 @@ def served_document(served: Served) -> Document:
 def pool_document(answer: Answer, name: str = "a file") -> Document:
     """A pool of models. `answer`: `PoolResult.to_dict()`."""
     total, models = answer["total"], answer["models"]
-    met = total["slo_attainment"]
+    attainment = total["slo_attainment"]
     verdict = f"{total['finished']:,} of {total['requests']:,} requests are served" + (
-        "" if met is None else f", {text_of(met, 'share')} of them within their limits"
+        "" if attainment is None else f", {text_of(attainment, 'share')} of them within their limits"
     )
     figures = [
         Figure("output", Number(total["output_tokens_per_s"], "tokens/s"), f"over {text_of(total['duration_s'], 's')}"),
@@ -222,12 +222,12 @@ def pool_document(answer: Answer, name: str = "a file") -> Document:
     if total["unfinished"]:
         lines.append(f"{total['unfinished']:,} requests never found a machine")
     views: list[View] = [
-        Headline(f"{verdict}.", tone="good" if met is None or met >= 0.99 else "warn"),
+        Headline(f"{verdict}.", tone="good" if attainment is None or attainment >= 0.99 else "warn"),
         Figures(figures),
         Notes("Mind", lines, "warn"),
         _pooled(models),
     ]
-    groups = [(key, one["gpu_seconds"] / 3600, one["cost"]) for key, one in answer["groups"].items()]
+    groups = [(key, group["gpu_seconds"] / 3600, group["cost"]) for key, group in answer["groups"].items()]
     columns = (Column("machines"), Column("GPU hours", ""), Column("cost", "$"))
     details: list[View] = [Table("Machines", columns, groups)]
     series = []
@@ -252,8 +252,8 @@ def _pooled(models: Answer) -> Table:
         counts = [point["serving"] for point in model["replicas"]] or [0]
         some = f"{min(counts)} to {max(counts)}" if min(counts) != max(counts) else f"{counts[0]}"
         done = f"{model['finished']:,} of {model['requests']:,}"
-        met, tokens = model["slo_attainment"], model["output_tokens_per_s"]
-        rows.append([name, done, *times, met, tokens, some, model["utilisation"], model["regime"]])
+        attainment, tokens = model["slo_attainment"], model["output_tokens_per_s"]
+        rows.append([name, done, *times, attainment, tokens, some, model["utilisation"], model["regime"]])
     columns = [
         *(Column("model"), Column("finished"), Column("TTFT mean", "s"), Column("p99", "s"), Column("TPOT mean", "s")),
         *(Column("p99", "s"), Column("within limits", "share"), Column("tokens/s", "count"), Column("replicas")),
@@ -275,14 +275,14 @@ def policies_document(answer: Answer) -> Document:
     policies = answer["policies"]
     those = list(policies.values())
     rows: list[tuple[str, str, Sequence[float | None]]] = [
-        (f"{label} {mark}", "s", [None if one[key] is None else one[key][mark] for one in those])
+        (f"{label} {mark}", "s", [None if policy[key] is None else policy[key][mark] for policy in those])
         for key, label in (("ttft_s", "first token"), ("tpot_s", "per token"), ("e2e_s", "end to end"))
         for mark in ("mean", "p99")
     ]
-    rows.append(("tokens/s", "", [one["output_tokens_per_s"] for one in those]))
-    rows.append(("preemptions", "count", [one["preemptions"] for one in those]))
-    if any(one["slo_attainment"] is not None for one in those):
-        rows.append(("within limits", "share", [one["slo_attainment"] for one in those]))
+    rows.append(("tokens/s", "", [policy["output_tokens_per_s"] for policy in those]))
+    rows.append(("preemptions", "count", [policy["preemptions"] for policy in those]))
+    if any(policy["slo_attainment"] is not None for policy in those):
+        rows.append(("within limits", "share", [policy["slo_attainment"] for policy in those]))
     answered = [name for name in policies if policies[name]["e2e_s"] is not None]
     best = min(answered, key=lambda name: policies[name]["e2e_s"]["mean"], default="")
     verdict = f"{best} answers soonest." if best else "No request is answered."
@@ -291,9 +291,11 @@ def policies_document(answer: Answer) -> Document:
     views: list[View] = [headline, _beside("Policies", list(policies), rows)]
     if shared := {name: policy for name, policy in policies.items() if "models" in policy}:
         models = next(iter(shared.values()))["models"]
-        each = [(model, "", [one["models"][model]["requests_per_s"] for one in shared.values()]) for model in models]
+        each = [
+            (model, "", [policy["models"][model]["requests_per_s"] for policy in shared.values()]) for model in models
+        ]
         views += [_beside("Requests/s by model", list(shared), each)]
-        views += [Notes("GPUs", [f"{name}: {one['placement']}" for name, one in shared.items()])]
+        views += [Notes("GPUs", [f"{name}: {policy['placement']}" for name, policy in shared.items()])]
     return Document("batching policies", "Policies side by side", views)
 
 
@@ -302,17 +304,17 @@ def spot_serving_document(answer: Answer) -> Document:
     spec, machines, policies = answer["spec"], answer["spec"]["machines"], answer["policies"]
     those = list(policies.values())
     rows: list[tuple[str, str, Sequence[float | None]]] = [
-        ("answered", "count", [one["finished"] for one in those]),
-        *((part, "s", [one["e2e_s"][part] for one in those]) for part in ("mean", "p50", "p99")),
-        ("tokens/s", "", [one["output_tokens_per_s"] for one in those]),
-        ("changes", "count", [one["reconfigurations"] + one["replicas_loaded"] for one in those]),
-        ("paused", "s", [one["paused_s"] for one in those]),
-        ("computed again", "count", [one["recomputed_tokens"] for one in those]),
-        ("GPU hours", "", [one["gpu_seconds"] / 3600 for one in those]),
+        ("answered", "count", [policy["finished"] for policy in those]),
+        *((part, "s", [policy["e2e_s"][part] for policy in those]) for part in ("mean", "p50", "p99")),
+        ("tokens/s", "", [policy["output_tokens_per_s"] for policy in those]),
+        ("changes", "count", [policy["reconfigurations"] + policy["replicas_loaded"] for policy in those]),
+        ("paused", "s", [policy["paused_s"] for policy in those]),
+        ("computed again", "count", [policy["recomputed_tokens"] for policy in those]),
+        ("GPU hours", "", [policy["gpu_seconds"] / 3600 for policy in those]),
     ]
-    if any(one["cost"] is not None for one in those):
-        rows.append(("cost", "$", [one["cost"] for one in those]))
-        rows.append(("per million tokens", "$", [one["cost_per_million_output_tokens"] for one in those]))
+    if any(policy["cost"] is not None for policy in those):
+        rows.append(("cost", "$", [policy["cost"] for policy in those]))
+        rows.append(("per million tokens", "$", [policy["cost_per_million_output_tokens"] for policy in those]))
     done = [name for name, policy in policies.items() if policy["e2e_s"]["mean"] is not None]
     best = min(done, key=lambda name: policies[name]["e2e_s"]["mean"], default=None)
     if best is None:
@@ -366,16 +368,16 @@ def weight_pool_document(answer: Answer) -> Document:
     feasible = {name: system for name, system in systems.items() if system["feasible"]}
     those = list(feasible.values())
     rows: list[tuple[str, str, Sequence[float | None]]] = [
-        *((part, "s", [one["e2e_s"][part] for one in those]) for part in ("mean", "p50", "p99")),
-        ("requests/s", "", [one["requests_per_s"] for one in those]),
-        ("tokens/s", "", [one["output_tokens_per_s"] for one in those]),
-        ("computing", "share", [one["utilisation"] for one in those]),
-        ("loads", "count", [one["loads"] for one in those]),
-        ("of which from the host", "count", [one["host_hits"] for one in those]),
+        *((part, "s", [system["e2e_s"][part] for system in those]) for part in ("mean", "p50", "p99")),
+        ("requests/s", "", [system["requests_per_s"] for system in those]),
+        ("tokens/s", "", [system["output_tokens_per_s"] for system in those]),
+        ("computing", "share", [system["utilisation"] for system in those]),
+        ("loads", "count", [system["loads"] for system in those]),
+        ("of which from the host", "count", [system["host_hits"] for system in those]),
     ]
     if any(system.get("cost") is not None for system in systems.values()):
-        rows.append(("cost", "$", [one["cost"] for one in those]))
-        rows.append(("per million tokens", "$", [one["cost_per_million_output_tokens"] for one in those]))
+        rows.append(("cost", "$", [system["cost"] for system in those]))
+        rows.append(("per million tokens", "$", [system["cost_per_million_output_tokens"] for system in those]))
     best = min(feasible, key=lambda name: feasible[name]["e2e_s"]["mean"], default=None)
     text = (
         "No system is possible."

@@ -145,7 +145,7 @@ class Lengths:
     def assumed(self) -> tuple[str, ...]:
         """What is said of lengths that nobody gives."""
         lacking = {"in": ("--prompt", self.prompt), "out": ("--output", self.output)}
-        ways = {way: flag for way, (flag, given) in lacking.items() if given is None}
+        ways = {way: flag for way, (flag, tokens) in lacking.items() if tokens is None}
         if not ways:
             return ()
         if len(ways) == 2:

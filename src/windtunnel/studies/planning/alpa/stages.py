@@ -63,13 +63,13 @@ def best_stages(
     for longest in candidates[_first_that_can(times, devices, total_devices, candidates) :].tolist():
         if best is not None and micro_batches * longest >= best.time * (1.0 + tolerance):
             break
-        found = _least_sum(times, devices, total_devices, longest, most_successors)
-        if found is None:
+        stages = _least_sum(times, devices, total_devices, longest, most_successors)
+        if stages is None:
             continue
-        each = [float(times[stage.first, stage.last, stage.submesh, stage.configuration]) for stage in found]
+        each = [float(times[stage.first, stage.last, stage.submesh, stage.configuration]) for stage in stages]
         total = sum(each) + (micro_batches - 1) * max(each)
         if best is None or total < best.time:
-            best = Staging(found, total)
+            best = Staging(stages, total)
     return best
 
 
@@ -94,12 +94,12 @@ def _apart(rising: NDArray[np.float64], tolerance: float) -> NDArray[np.float64]
     """The largest of each group of values within `tolerance` of its least."""
     if tolerance <= 0.0 or not len(rising):
         return rising
-    kept, first = [], 0
+    largest, first = [], 0
     while first < len(rising):
         behind = int(np.searchsorted(rising, rising[first] * (1.0 + tolerance), side="right"))
-        kept.append(float(rising[behind - 1]))
+        largest.append(float(rising[behind - 1]))
         first = behind
-    return np.array(kept)
+    return np.array(largest)
 
 
 def _least_sum(
@@ -114,13 +114,13 @@ def _least_sum(
 
     layers, _, submeshes, configurations = times.shape
     usable: list[bool] = np.any(times <= longest, axis=(0, 1, 3)).tolist()
-    widths = [width for width, one in zip(devices, usable, strict=True) if one and width <= total_devices]
+    widths = [width for width, fits in zip(devices, usable, strict=True) if fits and width <= total_devices]
     unit = gcd(*widths)
     if not widths or total_devices % unit:
         return None
     total = total_devices // unit
     # In units; what cannot be used is wider than all there is.
-    units = np.array([width // unit if one else total + 1 for width, one in zip(devices, usable, strict=True)])
+    units = np.array([width // unit if fits else total + 1 for width, fits in zip(devices, usable, strict=True)])
     planes = 1 if most_successors is None else 1 + min(layers, total_devices // min(widths))
     least = np.empty((planes, layers + 1, total + 1))
     chosen = np.zeros(least.shape, np.int64)

@@ -73,8 +73,8 @@ def plan_captured(
     `pp`, `dp`: fixed where given. Raises UserError on a script that is a pipeline already, cuts layers over ranks, or
     has micro-batches that no number of replicas divides.
     """
-    begun = monotonic()
-    named = cluster
+    start_s = monotonic()
+    cluster_argument = cluster
     job = job if isinstance(job, CapturedJob) else load(job)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     pricer = op_pricer(cluster, framework=framework, cuda_graphs=cuda_graphs)
@@ -84,7 +84,7 @@ def plan_captured(
     capacity = cluster.gpu.usable_memory_bytes
     fitting = sorted((cut for cut in cuts if max(cut.memory_bytes) <= capacity), key=lambda cut: (cut.step_s, cut.pp))
     missed = sorted((cut for cut in cuts if max(cut.memory_bytes) > capacity), key=lambda cut: max(cut.memory_bytes))
-    machine = cluster.name if isinstance(named, Cluster) else str(named)
+    machine = cluster.name if isinstance(cluster_argument, Cluster) else str(cluster_argument)
     words = f"{shlex.quote(job.source)} --cluster {shlex.quote(machine)}"
     words += f" --framework {framework}" if framework != "pytorch" else ""
     words += " --cuda-graphs" if cuda_graphs else ""
@@ -96,7 +96,7 @@ def plan_captured(
         "space": {"legal": len(options), "replayed": len(cuts), "bounded": 0},
         "gap": 0.0,
         "assumed": list(ASSUMED),
-        "seconds": monotonic() - begun,
+        "seconds": monotonic() - start_s,
     }
 
 
@@ -110,7 +110,7 @@ def _options(script: Script, gpus: int, pp: int | None, dp: int | None) -> list[
         for replicas in range(1, gpus + 1)
         if gpus % replicas == 0 and script.micro_batches % replicas == 0 and gpus // replicas <= len(script.units)
     ]
-    options = [one for one in options if pp in (None, one[0]) and dp in (None, one[1])]
+    options = [option for option in options if pp in (None, option[0]) and dp in (None, option[1])]
     if not options:
         raise UserError(
             f"{gpus} GPUs cannot be shared: a step has {script.micro_batches} micro-batches and the script"
@@ -131,15 +131,15 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
         for last in range(first, count):
             forward, backward = _passes(script, first, last, hop, cluster, pricer, dp)
             times[first, last] = forward + backward
-            state, kept, most = _held(script, first, last, dp)
-            successors[first, last] = min(count, floor((room - state - most) / max(1, kept))) - 1
-    found = best_stages(times, [1], pp, rounds, successors) or best_stages(times, [1], pp, rounds)
-    if found is None:
+            state, activations, most = _held(script, first, last, dp)
+            successors[first, last] = min(count, floor((room - state - most) / max(1, activations))) - 1
+    staging = best_stages(times, [1], pp, rounds, successors) or best_stages(times, [1], pp, rounds)
+    if staging is None:
         return None
-    ends = tuple(stage.last + 1 for stage in found.stages)
+    ends = tuple(stage.last + 1 for stage in staging.stages)
     starts = (0, *ends[:-1])
     passes = [_passes(script, a, b - 1, hop, cluster, pricer, dp) for a, b in zip(starts, ends, strict=True)]
-    done = walked_1f1b(pp, rounds, [value for value, _ in passes], [two for _, two in passes])
+    done = walked_1f1b(pp, rounds, [forward for forward, _ in passes], [backward for _, backward in passes])
     finish = 0.0
     for stage, (a, b) in enumerate(zip(starts, ends, strict=True)):
         share = _share(script, a, b - 1)
@@ -150,12 +150,12 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
         finish = max(finish, done[stage] + left + update)
     memory = []
     for stage, (a, b) in enumerate(zip(starts, ends, strict=True)):
-        state, kept, most = _held(script, a, b - 1, dp)
-        memory.append(int(state + kept * min(rounds, pp - stage) + most) + _outside(cluster, pricer, pp, dp))
+        state, activations, most = _held(script, a, b - 1, dp)
+        memory.append(int(state + activations * min(rounds, pp - stage) + most) + _outside(cluster, pricer, pp, dp))
     step = (finish + script.other_s) * (1.0 + pricer.training.straggling(cluster.n_gpus))
     whole = sum(unit.forward_s + unit.backward_s for unit in units)
     low, high = (sum(part) / whole for part in zip(*((u.low_s, u.high_s) for u in units), strict=True))
-    stage_s = tuple(value + two for value, two in passes)
+    stage_s = tuple(forward + backward for forward, backward in passes)
     return Cut(pp, dp, rounds, ends, step, step * min(1.0, low), step * max(1.0, high), stage_s, tuple(memory))
 
 

@@ -82,9 +82,9 @@ def script_of(job: CapturedJob, pricer: OpPricer, step_s: float = 0.0) -> Script
             key = (unit, op.phase) if op.phase in ("forward", "backward") else ("", op.phase)
             times.setdefault(key, [0.0] * 4)[number] += part
     weights, sent = _weights(program, units), _sent(program, units, order)
-    kept, workspace = _memory(program, units)
+    kept_bytes, workspace = _memory(program, units)
     state = _state(program, job.world_size if sharded else 1)
-    made = tuple(
+    script_units = tuple(
         Unit(
             name=name,
             forward_s=_taken(times.get((name, "forward"))) / rounds,
@@ -92,14 +92,14 @@ def script_of(job: CapturedJob, pricer: OpPricer, step_s: float = 0.0) -> Script
             low_s=sum(times.get((name, phase), [0.0] * 4)[2] for phase in ("forward", "backward")) / rounds,
             high_s=sum(times.get((name, phase), [0.0] * 4)[3] for phase in ("forward", "backward")) / rounds,
             weights=weights.get(name, 0),
-            kept_bytes=kept.get(name, 0),
+            kept_bytes=kept_bytes.get(name, 0),
             workspace_bytes=workspace.get(name, 0),
             sent_bytes=sent[name],
         )
         for name in order
     )
     return Script(
-        units=made,
+        units=script_units,
         micro_batches=job.world_size * rounds,
         parameter_bytes=state["parameter"],
         gradient_bytes=state["gradient"],
@@ -145,20 +145,20 @@ def _counts(op: Op) -> bool:
 
 def _unit_of_ops(program: RankProgram) -> list[str]:
     """The unit of each op; "" before the first and outside of passes."""
-    found, last = [], ""
+    names, last = [], ""
     depth = _root_of(program.ops)
     for op in program.ops:
         name = op.module.removeprefix(depth)
         if op.phase not in ("forward", "backward"):
-            found.append("")
+            names.append("")
             continue
         numbered = NUMBERED.match(name)
         if numbered is not None:
             last = numbered.group()
         elif name and op.module != depth.rstrip("."):
             last = name.split(".")[0]
-        found.append(last)
-    return found
+        names.append(last)
+    return names
 
 
 def _with_weights(program: RankProgram, units: list[str]) -> list[str]:
@@ -222,11 +222,11 @@ def _weights(program: RankProgram, units: list[str]) -> dict[str, int]:
 
 def _sent(program: RankProgram, units: list[str], order: list[str]) -> dict[str, int]:
     """What each unit's last forward op made."""
-    found = dict.fromkeys(order, 0)
+    sizes = dict.fromkeys(order, 0)
     for op, unit in zip(program.ops, units, strict=True):
         if unit and _counts(op) and op.micro_batch == 0 and op.outputs:
-            found[unit] = _bytes(op.outputs[0])
-    return found
+            sizes[unit] = _bytes(op.outputs[0])
+    return sizes
 
 
 def _memory(program: RankProgram, units: list[str]) -> tuple[dict[str, int], dict[str, int]]:
@@ -238,16 +238,16 @@ def _memory(program: RankProgram, units: list[str]) -> tuple[dict[str, int], dic
             born[event.storage] = (event.op, event.bytes, event.category)
         elif event.storage in born:
             lasts.setdefault(event.storage, event.op)
-    kept: dict[str, int] = {}
+    kept_bytes: dict[str, int] = {}
     changes: dict[str, dict[int, int]] = {}
     for storage, (op, size, category) in born.items():
         end = lasts.get(storage, len(program.ops))
-        made = program.ops[op] if op < len(program.ops) else None
-        if made is None or made.micro_batch or category in STATE or not units[op]:
+        producer = program.ops[op] if op < len(program.ops) else None
+        if producer is None or producer.micro_batch or category in STATE or not units[op]:
             continue
         ends_backward = end >= len(program.ops) or program.ops[end].phase != "forward"
-        if made.phase == "forward" and ends_backward:
-            kept[units[op]] = kept.get(units[op], 0) + size
+        if producer.phase == "forward" and ends_backward:
+            kept_bytes[units[op]] = kept_bytes.get(units[op], 0) + size
         else:
             moves = changes.setdefault(units[op], {})
             moves[op] = moves.get(op, 0) + size
@@ -259,24 +259,24 @@ def _memory(program: RankProgram, units: list[str]) -> tuple[dict[str, int], dic
             level += change
             top = max(top, level)
         most[unit] = top
-    return kept, most
+    return kept_bytes, most
 
 
 def _state(program: RankProgram, shards: int) -> dict[str, float]:
     """Bytes of parameters, gradients (at their most) and optimizer of the whole model."""
     level = dict.fromkeys(STATE, 0)
-    held: dict[int, tuple[str, int]] = {}
+    storages: dict[int, tuple[str, int]] = {}
     for event in program.resident:
         if event.category in level:
             level[event.category] += event.bytes
-            held[event.storage] = (event.category, event.bytes)
+            storages[event.storage] = (event.category, event.bytes)
     most = dict(level)
     for event in program.memory:
-        if event.bytes < 0 and event.storage in held:
-            category, size = held.pop(event.storage)
+        if event.bytes < 0 and event.storage in storages:
+            category, size = storages.pop(event.storage)
             level[category] -= size
         elif event.bytes > 0 and event.category in level:
-            held[event.storage] = (event.category, event.bytes)
+            storages[event.storage] = (event.category, event.bytes)
             level[event.category] += event.bytes
             most[event.category] = max(most[event.category], level[event.category])
     resident = {name: sum(e.bytes for e in program.resident if e.category == name) for name in STATE}

@@ -13,36 +13,36 @@ Pipeline = tuple[int, str | None, Counts]  # model pieces per rank, the schedule
 
 
 def pipelines(
-    has: Features, given: Mapping[str, Any], layers: int, pp: int, types: MixedCluster | None = None
+    has: Features, constraints: Mapping[str, Any], layers: int, pp: int, types: MixedCluster | None = None
 ) -> tuple[Pipeline, ...]:
     """Of so many layers over `pp` ranks. `types`: those that stages follow."""
-    own: Counts = given.get("layers_per_stage")
+    own: Counts = constraints.get("layers_per_stage")
     if pp == 1:
-        return ((given.get("virtual_stages") or 1, given.get("schedule"), own),)
-    found: list[Pipeline] = []
+        return ((constraints.get("virtual_stages") or 1, constraints.get("schedule"), own),)
+    options: list[Pipeline] = []
     even = _dealt_evenly(layers, pp, 1)
-    open_layers = has.uneven and own is None and given.get("account_for_embedding") is None
+    open_layers = has.uneven and own is None and constraints.get("account_for_embedding") is None
     if own is not None:
         chunks = len(own) // pp if len(own) % pp == 0 else 1
-        found += [(chunks, "interleaved", own)] if chunks > 1 and has.interleaves else []
+        options += [(chunks, "interleaved", own)] if chunks > 1 and has.interleaves else []
     elif has.interleaves:
         several = range(2, layers // pp + 2)
         divided = [v for v in several if _dealt_evenly(layers, pp, v)]
-        found += [(v, "interleaved", None) for v in divided]
+        options += [(v, "interleaved", None) for v in divided]
         if open_layers and not divided:
-            found += [(v, "interleaved", dealt(layers, pp * v)) for v in several if pp * v <= layers]
+            options += [(v, "interleaved", dealt(layers, pp * v)) for v in several if pp * v <= layers]
     for name in has.schedules:
-        found.append((1, name, dealt(layers, pp) if open_layers and not even and name in ONE_PIECE else own))
+        options.append((1, name, dealt(layers, pp) if open_layers and not even and name in ONE_PIECE else own))
         if open_layers and name in ONE_PIECE:
-            found += [(1, name, counts) for counts in uneven(layers, pp)]
+            options += [(1, name, counts) for counts in uneven(layers, pp)]
     if types is not None and open_layers:
-        found += _by_type(has, layers, pp, types)
-    if given.get("schedule") is not None and given["schedule"] not in {name for _, name, _ in found}:
-        found.append((given.get("virtual_stages") or 1, given["schedule"], own))
+        options += _by_type(has, layers, pp, types)
+    if constraints.get("schedule") is not None and constraints["schedule"] not in {name for _, name, _ in options}:
+        options.append((constraints.get("virtual_stages") or 1, constraints["schedule"], own))
     return tuple(
         (v, name, counts)
-        for v, name, counts in found
-        if given.get("schedule") in (None, name) and given.get("virtual_stages") in (None, v)
+        for v, name, counts in options
+        if constraints.get("schedule") in (None, name) and constraints.get("virtual_stages") in (None, v)
     )
 
 
@@ -59,17 +59,17 @@ def _by_type(has: Features, layers: int, pp: int, mixed: MixedCluster) -> list[P
     else:
         shares = [_by_peak(layers, ranks, mixed)]
     usual = {dealt(layers, pp), *uneven(layers, pp)}  # those are there already
-    found: list[Pipeline] = []
+    options: list[Pipeline] = []
     for share in shares:
         each = list(zip(ranks, share, strict=True))
-        counts = tuple(one for own, number in each for one in dealt(number, own))
+        counts = tuple(count for own, number in each for count in dealt(number, own))
         if counts not in usual and min(counts) > 0:
-            found += [(1, name, counts) for name in has.schedules if name in ONE_PIECE]
+            options += [(1, name, counts) for name in has.schedules if name in ONE_PIECE]
         for chunks in range(2, min(number // own for own, number in each) + 1):
-            piece = tuple(one for own, number in each for one in [number // (own * chunks)] * own)
+            piece = tuple(count for own, number in each for count in [number // (own * chunks)] * own)
             if has.interleaves and sum(piece) * chunks == layers and len(set(piece)) > 1:
-                found.append((chunks, "interleaved", piece * chunks))
-    return found
+                options.append((chunks, "interleaved", piece * chunks))
+    return options
 
 
 def _by_peak(layers: int, ranks: list[int], mixed: MixedCluster) -> tuple[int, ...]:
@@ -104,5 +104,5 @@ def uneven(layers: int, stages: int) -> tuple[tuple[int, ...], ...]:
     usual = dealt(layers, stages)
     if layers % stages and (layers + 2) % stages == 0:  # then embedding and head count as a layer each
         usual = dealt(layers, stages, 1, 1)
-    found = [dealt(layers, stages, *less) for less in ((0, 0), *LESS)]
-    return tuple(dict.fromkeys(counts for counts in found if counts != usual and min(counts) > 0))
+    ways = [dealt(layers, stages, *less) for less in ((0, 0), *LESS)]
+    return tuple(dict.fromkeys(counts for counts in ways if counts != usual and min(counts) > 0))

@@ -24,24 +24,24 @@ ROUNDED = 2  # bytes: times that reserved memory is rounded down
 def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sums over the virtual stages of each pipeline rank."""
     stages = layout.plan.pp
-    found = of_stage.reshape(-1, stages).sum(axis=0) if len(of_stage) % stages == 0 else of_stage
+    sums = of_stage.reshape(-1, stages).sum(axis=0) if len(of_stage) % stages == 0 else of_stage
     if stages > 1 and TRAITS[layout.schedule].turns:
-        found = of_stage[:stages] + of_stage[: stages - 1 : -1]
+        sums = of_stage[:stages] + of_stage[: stages - 1 : -1]
     elif stages > 1 and TRAITS[layout.schedule].both_ways:
-        found = of_stage + of_stage[::-1]
-    return np.asarray(found, np.float64)
+        sums = of_stage + of_stage[::-1]
+    return np.asarray(sums, np.float64)
 
 
-def kept_in_flight(layout: Layout, kept: NDArray[np.float64]) -> NDArray[np.float64]:
+def kept_in_flight(layout: Layout, activations: NDArray[np.float64]) -> NDArray[np.float64]:
     """What each rank holds of its forward passes, at least, when its first backward pass begins.
 
-    `kept`: by virtual stage, of one micro-batch.
+    `activations`: by virtual stage, of one micro-batch.
     """
     stages, chunks, micro_batches = layout.plan.pp, layout.plan.virtual_stages, layout.micro_batches
     rank = np.arange(stages)
-    if len(kept) % stages:
+    if len(activations) % stages:
         return np.zeros(stages)
-    by_chunk = kept.reshape(-1, stages)
+    by_chunk = activations.reshape(-1, stages)
     if layout.schedule == "interleaved" and stages > 1:
         of_chunk = chunks_in_flight(stages, micro_batches, chunks, layout.plan.micro_batch_group or stages)
         return np.asarray((of_chunk.T * by_chunk).sum(axis=0), np.float64)
@@ -65,9 +65,9 @@ def least_memory(layout: Layout, ranks: Ranks, activations: list[float]) -> int:
     """Bytes that the fullest rank needs at least: state, activations in flight (of each rank), context and buffers."""
     fresh = fresh_gradients(layout) or layout.shares_once  # then gradients come and go
     states: dict[tuple[float, float], float] = {}
-    for one in set(ranks):
-        state = state_bytes(layout, *one)
-        states[one] = state.parameters + state.optimizer + (0.0 if fresh else state.gradients)
+    for rank in set(ranks):
+        state = state_bytes(layout, *rank)
+        states[rank] = state.parameters + state.optimizer + (0.0 if fresh else state.gradients)
     most = max(states[rank] + more for rank, more in zip(ranks, activations, strict=True))
     return int((most - CATEGORIES) * least_reserved(layout)) - ROUNDED + outside_bytes(layout)
 

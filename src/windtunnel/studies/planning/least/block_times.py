@@ -131,15 +131,15 @@ class _Stretches:
     busy: dict[tuple[str, int], int]
 
 
-def _add(costs: BlockCosts, which: int, found: _Stretches, pairs: list[tuple[int, int]]) -> None:
+def _add(costs: BlockCosts, which: int, stretches: _Stretches, pairs: list[tuple[int, int]]) -> None:
     """What embedding and head gather and reduce may be done for both at once: left out."""
     for kind in dict.fromkeys(number for number, _ in pairs):
-        costs.lead[which, kind] = costs.lead.get((which, kind), 0) + found.lead[kind]
+        costs.lead[which, kind] = costs.lead.get((which, kind), 0) + stretches.lead[kind]
     for number, two in pairs:
-        costs.step[which, number, two] = costs.step.get((which, number, two), 0) + found.step[number, two]
+        costs.step[which, number, two] = costs.step.get((which, number, two), 0) + stretches.step[number, two]
     for kind in dict.fromkeys(two for _, two in pairs):
-        costs.trail[which, kind] = costs.trail.get((which, kind), 0) + found.trail[kind]
-    for (name, kind), busy in found.busy.items():
+        costs.trail[which, kind] = costs.trail.get((which, kind), 0) + stretches.trail[kind]
+    for (name, kind), busy in stretches.busy.items():
         if kind >= 0 or name == "host":
             key = (name, which, kind)
             costs.busy[key] = costs.busy.get(key, 0) + busy
@@ -153,21 +153,21 @@ def _in_one_chain(
     for number, two in pairs:
         chain += [two] if chain[-1] == number else [number, two]
     ops = _Ops(build_pass(pricer, [own[kind] for kind in chain], phase))
-    found = _Stretches({}, {}, {}, {})
+    stretches = _Stretches({}, {}, {}, {})
     spans = [(chain[place], begin, end) for place, begin, end in ops.spans()]
     lasts = [ops.last_compute(begin, end) for _, begin, end in spans]
     if len(spans) != len(chain) or any(last is None for last in lasts):
         return None
     ends = [last for last in lasts if last is not None]
     for (kind, begin, end), last in zip(spans, ends, strict=True):
-        if kind not in found.lead:
-            found.lead[kind] = ops.longest(begin, last + 1, None)[-1]
-            found.trail[kind] = max(ops.longest(last, end, last))
-            found.busy.update({(name, kind): busy for name, busy in ops.busy(begin, end).items()})
+        if kind not in stretches.lead:
+            stretches.lead[kind] = ops.longest(begin, last + 1, None)[-1]
+            stretches.trail[kind] = max(ops.longest(last, end, last))
+            stretches.busy.update({(name, kind): busy for name, busy in ops.busy(begin, end).items()})
     for (first, second), last, after in zip(pairwise(spans), ends, ends[1:], strict=False):
-        if (first[0], second[0]) not in found.step:
-            found.step[first[0], second[0]] = ops.longest(last, after + 1, last)[-1]
-    return found
+        if (first[0], second[0]) not in stretches.step:
+            stretches.step[first[0], second[0]] = ops.longest(last, after + 1, last)[-1]
+    return stretches
 
 
 def _pair_by_pair(
@@ -175,18 +175,18 @@ def _pair_by_pair(
 ) -> _Stretches:
     """Read off a pass over each pair, `pairs` in the order in which a pass comes to them; and one over each block."""
     alone = {kind: _Ops(build_pass(pricer, [block], phase)) for kind, block in own.items()}
-    found = _Stretches({}, {}, {}, {})
+    stretches = _Stretches({}, {}, {}, {})
     for kind, ops in alone.items():
-        found.busy.update({(name, kind): busy for name, busy in ops.busy(0, len(ops.kinds)).items()})
+        stretches.busy.update({(name, kind): busy for name, busy in ops.busy(0, len(ops.kinds)).items()})
     forward = phase is Kind.FORWARD
     for before, after in pairs:
         both = [own[before], own[after]] if forward else [own[after], own[before]]
-        lead, found.step[before, after], trail = _paths(
+        lead, stretches.step[before, after], trail = _paths(
             _Ops(build_pass(pricer, both, phase)), alone[before].kinds.count(OpKind.COMPUTE)
         )
-        found.lead[before] = min(lead, found.lead.get(before, lead))
-        found.trail[after] = min(trail, found.trail.get(after, trail))
-    return found
+        stretches.lead[before] = min(lead, stretches.lead.get(before, lead))
+        stretches.trail[after] = min(trail, stretches.trail.get(after, trail))
+    return stretches
 
 
 class _Ops:
@@ -221,21 +221,21 @@ class _Ops:
         """
         streams, pointer, index, duration = self.streams, self.pointer, self.index, self.duration
         nothing = 0 if source is None else -1
-        found = [-1] * (end - begin)
+        paths = [-1] * (end - begin)
         before = [nothing] * len(self.names)  # of each stream: the path to its last op
         first = begin
         if source is not None:
-            found[0] = before[streams[source]] = 0
+            paths[0] = before[streams[source]] = 0
             first = source + 1
         for op in range(first, end):
             stream = streams[op]
             latest = before[stream]
             for other in index[pointer[op] : pointer[op + 1]]:
-                if begin <= other < end and found[other - begin] > latest:
-                    latest = found[other - begin]
+                if begin <= other < end and paths[other - begin] > latest:
+                    latest = paths[other - begin]
             if latest >= 0:
-                found[op - begin] = before[stream] = latest + duration[op]
-        return [max(path, 0) for path in found]
+                paths[op - begin] = before[stream] = latest + duration[op]
+        return [max(path, 0) for path in paths]
 
 
 def _paths(pair: _Ops, begins: int) -> tuple[int, int, int]:
@@ -244,9 +244,13 @@ def _paths(pair: _Ops, begins: int) -> tuple[int, int, int]:
     if begins == 0 or begins == len(compute):  # one of them computes nothing: only what surely follows counts
         inner = sum(pair.duration[op] for op in compute)
         return (inner, 0, 0) if begins else (0, inner, 0)
-    one, two, end = compute[begins - 1], compute[-1], len(pair.kinds)
+    last_of_first, last_of_second, end = compute[begins - 1], compute[-1], len(pair.kinds)
     # Where nothing slows anything an op ends when the longest path to it does.
-    return pair.longest(0, one + 1, None)[-1], pair.longest(one, two + 1, one)[-1], max(pair.longest(two, end, two))
+    return (
+        pair.longest(0, last_of_first + 1, None)[-1],
+        pair.longest(last_of_first, last_of_second + 1, last_of_first)[-1],
+        max(pair.longest(last_of_second, end, last_of_second)),
+    )
 
 
 def block_work(pricer: Pricer, blocks: Mapping[int, Block]) -> dict[tuple[int, int], int]:

@@ -29,13 +29,13 @@ _KINDS: OrderedDict[int, tuple[Model, tuple[int, ...]]] = OrderedDict()
 
 def kinds_of(model: Model) -> tuple[int, ...]:
     """The kind of each layer: equal layers have one number."""
-    found = _KINDS.get(id(model))  # hashing a model costs more than all that is asked about it
-    if found is None:
-        known: dict[object, int] = {}
-        found = _KINDS[id(model)] = (model, tuple(known.setdefault(layer, len(known)) for layer in model.layers))
+    entry = _KINDS.get(id(model))  # hashing a model costs more than all that is asked about it
+    if entry is None:
+        numbers: dict[object, int] = {}
+        entry = _KINDS[id(model)] = (model, tuple(numbers.setdefault(layer, len(numbers)) for layer in model.layers))
         while len(_KINDS) > MODELS_KEPT:
             _KINDS.popitem(last=False)
-    return found[1]
+    return entry[1]
 
 
 def pairs_of(kinds: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -95,15 +95,15 @@ def kept_bytes(layout: Layout, recompute: str, blocks: Mapping[int, Block]) -> d
     stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
     if not keep.gathered_inputs or gathered_share(layout, keep) < 1.0:
         keep = replace(keep, gathered_inputs=False)
-    found = {}
+    sizes = {}
     for kind, block in blocks.items():
         if kind >= 0:
             tape = write(
                 block.operations, stream, keep, parts=parts, recompute=recompute == "full", precision=plan.precision,
                 tp=plan.tp, compiled=shard.fused,
             )  # fmt: skip
-            found[kind] = max(0, sum(size if size else -tape.sizes[slot] for slot, size in tape.forward))
-    return found
+            sizes[kind] = max(0, sum(size if size else -tape.sizes[slot] for slot, size in tape.forward))
+    return sizes
 
 
 def _kept_by_pieces(layout: Layout, recompute: str) -> dict[int, int]:

@@ -36,7 +36,7 @@ class ByStage(Bounds):
 
     def memory(self, layout: Layout) -> int:
         """Bytes to hold against the first type's capacity, as its allocator would have them."""
-        needed = [ranks_bytes(one) for one in self.layouts(layout)]
+        needed = [ranks_bytes(own_layout) for own_layout in self.layouts(layout)]
         types = stages_of(layout, self.mixed)
         return self._as_of_first([(needed[number][rank], number) for rank, number in enumerate(types)])
 
@@ -64,7 +64,7 @@ class ByStage(Bounds):
     def work_ns(self, layout: Layout) -> float:
         """Time of the kernels alone."""
         pairs = zip(self.of_type, self.layouts(layout), strict=True)
-        parts = [own.works(one).passes(*spans(layout.virtual_layers)) for own, one in pairs]
+        parts = [own.works(own_layout).passes(*spans(layout.virtual_layers)) for own, own_layout in pairs]
         return self._busy(layout, *self._mixed(layout, parts))
 
     def even_ns(self, layout: Layout) -> float:
@@ -74,7 +74,7 @@ class ByStage(Bounds):
     def passes(self, layout: Layout, again: Again | None = None) -> tuple[Floats, Floats]:
         """Shortest passes of every virtual stage, each on its type."""
         pairs = zip(self.of_type, self.layouts(layout), strict=True)
-        return self._mixed(layout, [own.passes(one, again) for own, one in pairs])
+        return self._mixed(layout, [own.passes(own_layout, again) for own, own_layout in pairs])
 
     def rough_ns(self, layout: Layout, options: Options) -> float:
         """Of any plan of a structure with a saving: nothing recomputed."""
@@ -83,7 +83,7 @@ class ByStage(Bounds):
     def ends(self, layout: Layout) -> Ends:
         """Sends on the fastest network; what is outside of passes may be anything."""
         pairs = zip(self.of_type, self.layouts(layout), strict=True)
-        return Ends(min(own.ends(one).hop for own, one in pairs), 0.0)
+        return Ends(min(own.ends(own_layout).hop for own, own_layout in pairs), 0.0)
 
     def memory_bytes(self, layout: Layout) -> int:
         """At least, to hold against the first type's capacity."""
@@ -99,10 +99,10 @@ class ByStage(Bounds):
 
     def _least(self, layout: Layout, kept_share: float) -> int:
         types = self._types(layout)
-        found = []
-        for number, (own, one) in enumerate(zip(self.of_type, self.layouts(layout), strict=True)):
+        needed = []
+        for number, (own, own_layout) in enumerate(zip(self.of_type, self.layouts(layout), strict=True)):
             here = (types == number).astype(np.float64)
-            dense, expert, kept = (part * here for part in own.kept_per_stage(one))
-            activations = kept_in_flight(one, kept * kept_share).tolist()
-            found.append((least_memory(one, ranks_of(one, dense, expert), activations), number))
-        return self._as_of_first(found)
+            dense, expert, per_micro_batch = (part * here for part in own.kept_per_stage(own_layout))
+            activations = kept_in_flight(own_layout, per_micro_batch * kept_share).tolist()
+            needed.append((least_memory(own_layout, ranks_of(own_layout, dense, expert), activations), number))
+        return self._as_of_first(needed)

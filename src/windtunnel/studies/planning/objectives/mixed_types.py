@@ -28,12 +28,12 @@ def slowest_of(model: Model, mixed: MixedCluster) -> Objective:
         longest = float(step_ns)
         for other in others:
             try:
-                found = replayed(laid_out(model, other, layout.asked))
+                replay = replayed(laid_out(model, other, layout.asked))
             except UserError:
                 return float("inf")
-            if not found.fits:
+            if not replay.fits:
                 return float("inf")
-            longest = max(longest, float(found.step_ns))
+            longest = max(longest, float(replay.step_ns))
         return longest
 
     return score

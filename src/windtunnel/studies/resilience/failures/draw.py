@@ -41,8 +41,8 @@ def draw(
     """`seeds` independent runs of `horizon_s` seconds; the same arguments give the same bytes."""
     nodes = -(-gpus // gpus_per_node)
     horizon_ns = round(horizon_s * 1e9)
-    rates = np.array([one.of_job(gpus, nodes) for one in process.causes])
-    of_machines = np.array([one.hosts > 0 and one.symptom != "planned" for one in process.causes], bool)
+    rates = np.array([cause.of_job(gpus, nodes) for cause in process.causes])
+    of_machines = np.array([cause.hosts > 0 and cause.symptom != "planned" for cause in process.causes], bool)
     rows = [_one(process, rates, of_machines, nodes, horizon_s, np.random.default_rng((seed, i))) for i in range(seeds)]
     width = max((len(row[0]) for row in rows), default=0) + 1  # every row ends with NEVER
     times = np.full((seeds, width), NEVER, np.int64)
@@ -97,10 +97,10 @@ def _one(
     if slow.rate_per_node_s > 0:
         n = random.poisson(slow.rate_per_node_s * nodes * horizon_s)
         times = np.concatenate([times, random.uniform(0.0, horizon_s, n)])
-        drawn = np.exp(random.uniform(np.log(slow.shortest_s), np.log(slow.longest_s), n)) * 1e9
+        durations = np.exp(random.uniform(np.log(slow.shortest_s), np.log(slow.longest_s), n)) * 1e9
         order = np.argsort(times, kind="stable")
         times, kinds = times[order], np.concatenate([kinds, np.full(n, SLOW, np.int16)])[order]
-        lengths = np.concatenate([lengths, drawn.astype(np.int64)])[order]
+        lengths = np.concatenate([lengths, durations.astype(np.int64)])[order]
         repeat = np.concatenate([repeat, np.zeros(n, bool)])[order]
     keep = times < horizon_s
     # Two events never share a nanosecond: the later one is moved by one, so that both engines meet them one by one.

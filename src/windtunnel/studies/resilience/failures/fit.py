@@ -88,11 +88,11 @@ def _bursts(path: str | Path, rows: list[dict[str, str]], days: float) -> Bursts
 
 
 def _lemons(nodes_of_rows: list[str], nodes: int) -> Lemons:
-    named = Counter(node for node in nodes_of_rows if node)
-    total = sum(named.values())
+    counts = Counter(node for node in nodes_of_rows if node)
+    total = sum(counts.values())
     if total < 10:
         return Lemons()
-    lemon = [n for n in named.values() if n >= 3 and _at_least(n, total / nodes) < UNLIKELY]
+    lemon = [n for n in counts.values() if n >= 3 and _at_least(n, total / nodes) < UNLIKELY]
     if not lemon or len(lemon) >= nodes:
         return Lemons()
     return Lemons(len(lemon) / nodes, min(sum(lemon) / total, 0.99))

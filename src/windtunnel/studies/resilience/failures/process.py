@@ -93,8 +93,8 @@ class FailureProcess:
     def host_rate_per_s(self, gpus_per_node: int) -> float:
         """Events a second by which one host goes, which is what standbys are kept for."""
         share = {"gpu": float(gpus_per_node), "node": 1.0, "job": 0.0}
-        taken = [cause for cause in self.causes if cause.hosts and cause.symptom != "planned"]
-        return sum(cause.rate_per_s * share[cause.per] * cause.hosts for cause in taken) * (1.0 + self.bursts.share)
+        causes = [cause for cause in self.causes if cause.hosts and cause.symptom != "planned"]
+        return sum(cause.rate_per_s * share[cause.per] * cause.hosts for cause in causes) * (1.0 + self.bursts.share)
 
     def mttf_s(self, gpus: int, gpus_per_node: int) -> float:
         """Mean time between unplanned interruptions; infinite where nothing fails."""

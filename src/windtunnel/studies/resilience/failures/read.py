@@ -129,23 +129,23 @@ def _built(document: Mapping[str, object], where: str) -> FailureProcess:
     return FailureProcess(form.name, form.source, causes, **more)
 
 
-def _cause(one: _Cause, observed: _Observed | None, where: str) -> Cause:
-    given = [name for name in ("count", "per_1000_node_days", "per_day") if getattr(one, name) is not None]
-    if len(given) != 1:
-        _refuse(where, one.name, "give exactly one of count, per_1000_node_days and per_day")
-    if one.count is not None:
+def _cause(cause: _Cause, observed: _Observed | None, where: str) -> Cause:
+    measures = [name for name in ("count", "per_1000_node_days", "per_day") if getattr(cause, name) is not None]
+    if len(measures) != 1:
+        _refuse(where, cause.name, "give exactly one of count, per_1000_node_days and per_day")
+    if cause.count is not None:
         if observed is None:
-            _refuse(where, one.name, "a count needs `observed: {gpus, gpus_per_node, days}`")
-        exposure = {"gpu": observed.gpus, "node": -(-observed.gpus // observed.gpus_per_node), "job": 1}[one.per]
-        rate = one.count / (exposure * observed.days * DAY_S)
-    elif one.per_1000_node_days is not None:
-        if one.per != "node":
-            _refuse(where, one.name, "per_1000_node_days goes with `per: node`")
-        rate = one.per_1000_node_days / 1000 / DAY_S
+            _refuse(where, cause.name, "a count needs `observed: {gpus, gpus_per_node, days}`")
+        exposure = {"gpu": observed.gpus, "node": -(-observed.gpus // observed.gpus_per_node), "job": 1}[cause.per]
+        rate = cause.count / (exposure * observed.days * DAY_S)
+    elif cause.per_1000_node_days is not None:
+        if cause.per != "node":
+            _refuse(where, cause.name, "per_1000_node_days goes with `per: node`")
+        rate = cause.per_1000_node_days / 1000 / DAY_S
     else:
-        assert one.per_day is not None
-        rate = one.per_day / DAY_S
-    return Cause(one.name, one.component, one.per, rate, one.hosts, one.symptom)
+        assert cause.per_day is not None
+        rate = cause.per_day / DAY_S
+    return Cause(cause.name, cause.component, cause.per, rate, cause.hosts, cause.symptom)
 
 
 def _refuse(where: str, name: str, remedy: str) -> NoReturn:
@@ -155,9 +155,9 @@ def _refuse(where: str, name: str, remedy: str) -> NoReturn:
 def process_to_yaml(process: FailureProcess) -> str:
     """A file that `read_failures` reads back to the same process."""
     lemons, bursts, slow = process.lemons, process.bursts, process.slow
-    named = ("name", "component", "per", "hosts", "symptom")
+    keys = ("name", "component", "per", "hosts", "symptom")
     causes = [
-        {**{key: getattr(cause, key) for key in named}, "per_day": cause.rate_per_s * DAY_S} for cause in process.causes
+        {**{key: getattr(cause, key) for key in keys}, "per_day": cause.rate_per_s * DAY_S} for cause in process.causes
     ]
     document: dict[str, object] = {"name": process.name, "source": process.source, "causes": causes}
     if lemons.share_of_hosts:

@@ -66,12 +66,12 @@ def run_many(trace: FailureTrace, policy: Policy, saving: Saving, step_s: float,
 
 def _counted(trace: FailureTrace, policy: Policy) -> I64:
     n = len(trace.process.causes)
-    met = (trace.time_ns < trace.horizon_ns) & (trace.cause != SLOW)
+    events = (trace.time_ns < trace.horizon_ns) & (trace.cause != SLOW)
     if policy.evicts:
-        met &= ~trace.repeat
+        events &= ~trace.repeat
     counts = np.zeros((trace.seeds, n), np.int64)
     for cause in range(n):
-        counts[:, cause] = ((trace.cause == cause) & met).sum(axis=1)
+        counts[:, cause] = ((trace.cause == cause) & events).sum(axis=1)
     return counts
 
 
@@ -97,8 +97,8 @@ class _Runs:
         self.stops, self.because = list[Episode](), ""  # of the first run
         self.slowed = 1.0 / (1.0 + trace.process.slow.slower)
         self.rates = np.array([1.0])
-        found = policy.slow_found_s
-        self.found_ns = NEVER if found is None else round(found * 1e9)
+        notice_s = policy.slow_found_s
+        self.found_ns = NEVER if notice_s is None else round(notice_s * 1e9)
         self.cycle = saving.interval_ns + saving.stall_ns
 
     def go_on(self) -> bool:
@@ -201,9 +201,9 @@ class _Runs:
         units = self.table.units[kind]
         spare = np.zeros(len(rows), np.int64)
         if self.policy.away == "from standbys":
-            gone = self.back_at[rows] <= self.now[rows, None]
-            self.back_at[rows] = np.where(gone, NEVER, self.back_at[rows])
-            self.back_units[rows] = np.where(gone, 0, self.back_units[rows])
+            back = self.back_at[rows] <= self.now[rows, None]
+            self.back_at[rows] = np.where(back, NEVER, self.back_at[rows])
+            self.back_units[rows] = np.where(back, 0, self.back_units[rows])
             spare = (self.standbys - self.back_units[rows].sum(axis=1) >= units).astype(np.int64)
         keeps = np.asarray(self.table.keeps_step[kind, spare])
         away = np.asarray(self.table.away_ns[kind, spare])

@@ -45,7 +45,7 @@ def parse_formula(text: str, field: str) -> Formula:
 
 def parse_cases(text: str, field: str) -> TwoCases:
     """The two cases of a cell. Raises SpecError."""
-    found: dict[str, Formula] = {}
+    cases: dict[str, Formula] = {}
     terms: list[Formula] = []
     for part in text.split(";"):
         words = part.strip()
@@ -55,15 +55,15 @@ def parse_cases(text: str, field: str) -> TwoCases:
             if which >= len(terms):
                 raise SpecError(field, text, f"there is no {derived[2]} term")
             factor = parse_formula(derived[1], field)
-            found["addition"] = _sum([_both(operator.mul, factor, t) if t is terms[which] else t for t in terms])
+            cases["addition"] = _sum([_both(operator.mul, factor, t) if t is terms[which] else t for t in terms])
             continue
         case = re.search(r"(?:\s+(?:on|for))?\s+(removal|addition)$", words)
         terms = _terms(words[: case.start()] if case else words, field)
         for name in (case[1],) if case else ("removal", "addition"):
-            found[name] = _sum(terms)
-    if len(found) != 2:
+            cases[name] = _sum(terms)
+    if len(cases) != 2:
         raise SpecError(field, text, "give a formula for removal and one for addition, with `;` between them")
-    return TwoCases(found["removal"], found["addition"])
+    return TwoCases(cases["removal"], cases["addition"])
 
 
 def _terms(text: str, field: str) -> list[Formula]:
@@ -82,14 +82,14 @@ def _terms(text: str, field: str) -> list[Formula]:
 
 def _python(text: str) -> str:
     """The words as Python writes them: `*` between neighbours, and `A if B, C if D, else E` with `else` for commas."""
-    made: list[str] = []
+    tokens: list[str] = []
     choices = [False]  # of each open bracket, whether it has had an `if`
     place, stripped = 0, text.rstrip()
     while place < len(stripped):
         match = _TOKEN.match(stripped, place)
         if match is None:
             raise ValueError(text)
-        token, place, last = match[1], match.end(), made[-1] if made else ""
+        token, place, last = match[1], match.end(), tokens[-1] if tokens else ""
         opens = token == "(" or token[0].isalnum() or token[0] == "."
         if token in ("x", "×"):
             token = "*"
@@ -98,15 +98,15 @@ def _python(text: str) -> str:
         elif token == "else" and last == "else":
             continue
         elif opens and token not in ("if", "else") and (last == ")" or last in ("D", "P") or last[:1].isdecimal()):
-            made.append("*")
+            tokens.append("*")
         if token == "(":
             choices.append(False)
         elif token == ")" and len(choices) > 1:
             choices.pop()
         elif token == "if":
             choices[-1] = True
-        made.append(token)
-    return " ".join(made)
+        tokens.append(token)
+    return " ".join(tokens)
 
 
 def _formula(node: ast.expr) -> Formula:
@@ -124,8 +124,8 @@ def _formula(node: ast.expr) -> Formula:
             return _formula(operand)
         case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
             return _both(_OPERATORS[type(op)], _formula(left), _formula(right))
-        case ast.Call(ast.Name(name), [_, *_] as given, []) if name in _FUNCTIONS:
-            function, arguments = _FUNCTIONS[name], [_formula(one) for one in given]
+        case ast.Call(ast.Name(name), [_, *_] as parts, []) if name in _FUNCTIONS:
+            function, arguments = _FUNCTIONS[name], [_formula(argument) for argument in parts]
             return lambda d, p: float(function(*(argument(d, p) for argument in arguments)))
         case ast.IfExp(ast.Compare(left, [op], [right]), then, otherwise) if type(op) in _OPERATORS:
             holds = _both(_OPERATORS[type(op)], _formula(left), _formula(right))

@@ -61,7 +61,7 @@ def parcae(moves: Moves, trace: SpotTrace, look_ahead: int, forecast: Forecast =
 
 def varuna(model: SpotModel, trace: SpotTrace) -> list[Decision]:
     """Throughput-optimal decisions; a change, or a node of the job that goes, restarts from a checkpoint."""
-    layout, left_ms, found = IDLE, 0.0, []
+    layout, left_ms, decisions = IDLE, 0.0, []
     for minute in trace.minutes:
         choice = fastest(model, minute.nodes)
         cost = 0.0
@@ -69,9 +69,9 @@ def varuna(model: SpotModel, trace: SpotTrace) -> list[Decision]:
             adding = choice[0] * choice[1] > layout[0] * layout[1] - minute.removed
             cost = model.checkpoint_ms + model.restart_ms(choice, adding=adding)
             left_ms = cost
-        found.append(_minute(model, choice, cost, left_ms))
+        decisions.append(_minute(model, choice, cost, left_ms))
         layout, left_ms = choice, max(0.0, left_ms - model.interval_s * 1000.0)
-    return found
+    return decisions
 
 
 def _struck(layout: Layout, minute: Minute) -> bool:
@@ -83,12 +83,12 @@ def _struck(layout: Layout, minute: Minute) -> bool:
 def on_demand(model: SpotModel, trace: SpotTrace) -> list[Decision]:
     """The fastest layout of the largest pool, after one start."""
     most = max((minute.nodes for minute in trace.minutes), default=0)
-    layout, found = fastest(model, most), []
+    layout, decisions = fastest(model, most), []
     left_ms = model.restart_ms(layout, adding=True) if layout != IDLE else 0.0
     for at in range(len(trace.minutes)):
-        found.append(_minute(model, layout, 0.0 if at else left_ms, left_ms))
+        decisions.append(_minute(model, layout, 0.0 if at else left_ms, left_ms))
         left_ms = max(0.0, left_ms - model.interval_s * 1000.0)
-    return found
+    return decisions
 
 
 def _minute(model: SpotModel, layout: Layout, cost_ms: float, left_ms: float) -> Decision:

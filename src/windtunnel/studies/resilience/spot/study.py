@@ -150,8 +150,8 @@ def survive_spot(
         if folder is None:
             beside = trace.parent
             shipped = files("windtunnel.studies.resilience.spot") / "catalogue"
-            found = all((beside / name).is_file() for name in (THROUGHPUT, CONSTANTS))
-            folder = beside if found else stack.enter_context(as_file(shipped))
+            has_tables = all((beside / name).is_file() for name in (THROUGHPUT, CONSTANTS))
+            folder = beside if has_tables else stack.enter_context(as_file(shipped))
         names = models_in(folder)
         chosen = model or next((name for name in names if trace.stem.endswith(f"_{name}")), names[0] if names else "")
         measured = read_model(folder, chosen)

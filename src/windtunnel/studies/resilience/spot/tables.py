@@ -100,9 +100,9 @@ def _cuts(layers: int, stages: int) -> NDArray[np.int64]:
 
 def models_in(folder: Path) -> list[str]:
     """Names of the models that have both throughput and constants, in the order of the throughput table."""
-    known = {row["model"] for row in _rows(folder / CONSTANTS, "model,what,argument,value")}
+    with_constants = {row["model"] for row in _rows(folder / CONSTANTS, "model,what,argument,value")}
     names = dict.fromkeys(row["model"] for row in _rows(folder / THROUGHPUT, "model,D,P,samples_per_s"))
-    return [name for name in names if name in known]
+    return [name for name in names if name in with_constants]
 
 
 def read_model(folder: Path, name: str) -> SpotModel:
@@ -125,31 +125,31 @@ def read_model(folder: Path, name: str) -> SpotModel:
 
 
 def _model(name: str, rows: list[dict[str, str]], throughput: list[dict[str, str]]) -> SpotModel:
-    one = {row["what"]: row["value"].strip() for row in rows}
+    values = {row["what"]: row["value"].strip() for row in rows}
     own = {row["what"]: row["value"].strip() for row in rows if row["model"] == name}
-    one |= own
+    values |= own
     table = sorted((float(row["argument"]), float(row["value"])) for row in rows if row["what"] == "p2p_us")
     if not table:
         raise KeyError("p2p_us")
-    excluded = set(_numbers(one.get("pipeline_depth_excluded", "")))
-    depths = range(int(one["pipeline_depth_min"]), int(one["pipeline_depth_max"]) + 1)
-    if depths.start < 1 or not float(one["interval_s"]) > 0:
+    excluded = set(_numbers(values.get("pipeline_depth_excluded", "")))
+    depths = range(int(values["pipeline_depth_min"]), int(values["pipeline_depth_max"]) + 1)
+    if depths.start < 1 or not float(values["interval_s"]) > 0:
         raise ValueError("pipeline_depth_min is below 1, or interval_s not above 0")
     model = SpotModel(
         name=name,
         samples_per_s={(int(row["D"]), int(row["P"])): float(row["samples_per_s"]) for row in throughput},
-        layer_parameters=np.array([float(part) for part in one["layers_params"].split()]),
+        layer_parameters=np.array([float(part) for part in values["layers_params"].split()]),
         depths=tuple(p for p in depths if p not in excluded),
-        widths_excluded=frozenset(_numbers(one.get("D_excluded", ""))),
+        widths_excluded=frozenset(_numbers(values.get("D_excluded", ""))),
         transfer=Transfer(np.array([a for a, _ in table]), np.array([b for _, b in table])),
-        process_start=parse_formula(one["process_start_ms"], "process_start_ms"),
+        process_start=parse_formula(values["process_start_ms"], "process_start_ms"),
         model_build=_build([row for row in rows if row["what"] == "model_build_ms"]),
-        groups=parse_cases(one["group_rebuild_ms"], "group_rebuild_ms"),
-        rendezvous_ms=float(one["rendezvous_ms"]),
-        restart_extra_ms=float(one.get("restart_extra_ms", "0")),
-        checkpoint_ms=float(one["checkpoint_save_and_load_ms"]),
-        interval_s=float(one["interval_s"]),
-        look_ahead=int(one["look_ahead"]),
+        groups=parse_cases(values["group_rebuild_ms"], "group_rebuild_ms"),
+        rendezvous_ms=float(values["rendezvous_ms"]),
+        restart_extra_ms=float(values.get("restart_extra_ms", "0")),
+        checkpoint_ms=float(values["checkpoint_save_and_load_ms"]),
+        interval_s=float(values["interval_s"]),
+        look_ahead=int(values["look_ahead"]),
     )
     for layout in model.samples_per_s:
         model.restart_ms(layout, adding=True)
@@ -175,8 +175,8 @@ def _build(rows: list[dict[str, str]]) -> Formula:
 
 def _nearest(table: Mapping[int, float], p: int) -> float:
     """Straight lines between the depths that were measured, level beyond them."""
-    known = sorted(table)
-    return float(np.interp(p, known, [table[number] for number in known]))
+    depths = sorted(table)
+    return float(np.interp(p, depths, [table[number] for number in depths]))
 
 
 @lru_cache(maxsize=8)

@@ -121,11 +121,11 @@ def _counted(rows: list[dict[str, str]], interval_s: float) -> _Counts:
 
 
 def _minutes(path: Path, counts: _Counts, places: Iterable[int]) -> list[Minute]:
-    found, before = [], counts.before
+    minutes, before = [], counts.before
     for at in places:
         minute = Minute(before, counts.added[at], counts.removed[at])
         if minute.removed > minute.before + minute.added or min(minute.added, minute.removed) < 0:
             raise InputFileError(path, f"interval {at}: more nodes go than there are", "correct the trace")
-        found.append(minute)
+        minutes.append(minute)
         before = minute.nodes
-    return found
+    return minutes

@@ -34,10 +34,10 @@ class ContinuousBatching:
         decoding = [sequence for sequence in running if sequence.computed == sequence.known]
         partial = [sequence for sequence in running if sequence.computed < sequence.known]
         if state.waiting or partial:
-            kept = 0
+            growth = 0
             if mixed and decoding:
                 free = self._make_room(plan, decoding, partial, free, state)
-                kept = _growth(decoding, rules.block_size)
+                growth = _growth(decoding, rules.block_size)
             budget = rules.token_budget - (len(decoding) if mixed else 0)
             for sequence in partial:
                 n = min(sequence.known - sequence.computed, budget, rules.longest_chunk)
@@ -45,7 +45,7 @@ class ContinuousBatching:
                     plan.chunks.append((sequence, n))
                     budget -= n
             if not plan.preempt and state.waiting and budget > 0:
-                self._admit(plan, decoding, partial, budget, free, kept, state)
+                self._admit(plan, decoding, partial, budget, free, growth, state)
         if plan.chunks:
             plan.decode = decoding if mixed else []
         elif decoding:
@@ -57,12 +57,12 @@ class ContinuousBatching:
         size = state.rules.block_size
         while _growth(decoding, size) > free and len(decoding) + len(partial) > 1:
             if partial:
-                one = partial.pop()
+                sequence = partial.pop()
             else:
-                one = decoding.pop()
+                sequence = decoding.pop()
                 self._ratio_from = state.steps
-            free += one.blocks
-            plan.preempt.append(one)
+            free += sequence.blocks
+            plan.preempt.append(sequence)
         return free
 
     def _admit(
@@ -111,5 +111,5 @@ def _growth(decoding: list[Sequence], size: int) -> int:
     return sum(1 for sequence in decoding if sequence.context % size == 0)
 
 
-def _final_blocks(one: Sequence, rules: Rules) -> int:
-    return -(-(one.prompt + one.output) // rules.block_size) + rules.beside_blocks
+def _final_blocks(sequence: Sequence, rules: Rules) -> int:
+    return -(-(sequence.prompt + sequence.output) // rules.block_size) + rules.beside_blocks

@@ -69,10 +69,10 @@ class SkipJoinBatching:
             self._take(sequence, state.now_ns)
         return plan
 
-    def _take(self, one: Sequence, now_ns: int) -> None:
-        self._queues[self._level[one.index]].remove(one)
-        self._ran_at[one.index] = now_ns
-        self._chosen.append(one)
+    def _take(self, sequence: Sequence, now_ns: int) -> None:
+        self._queues[self._level[sequence.index]].remove(sequence)
+        self._ran_at[sequence.index] = now_ns
+        self._chosen.append(sequence)
 
     def _return_chosen(self, state: State) -> None:
         """Those that ran: a level down where their quantum is used, else to the head of theirs; the finished go."""
@@ -107,13 +107,13 @@ class SkipJoinBatching:
 
     def _promote(self, now_ns: int) -> None:
         for level in range(1, LEVELS):
-            for one in [
+            for sequence in [
                 sequence for sequence in self._queues[level] if now_ns - self._ran_at[sequence.index] > STARVED_NS
             ]:
-                self._queues[level].remove(one)
-                self._level[one.index] = 0
-                self._used_at[one.index] = one.used_ns
-                self._queues[0].append(one)
+                self._queues[level].remove(sequence)
+                self._level[sequence.index] = 0
+                self._used_at[sequence.index] = sequence.used_ns
+                self._queues[0].append(sequence)
 
     def _pick(self, state: State, on_host: set[int]) -> list[Sequence]:
         """By priority, up to the batch and the token budget of prompts."""
@@ -174,22 +174,22 @@ class SkipJoinBatching:
                 if sequence.index in on_host:
                     plan.swap_in.append(sequence)
         if self.proactive and not plan.swap_out:
-            for one in self._next_on_host(on_host, {sequence.index for sequence in chosen}):
-                if one.blocks + keep > coming:
+            for upcoming in self._next_on_host(on_host, {sequence.index for sequence in chosen}):
+                if upcoming.blocks + keep > coming:
                     break
-                plan.swap_in.append(one)
-                coming -= one.blocks
+                plan.swap_in.append(upcoming)
+                coming -= upcoming.blocks
         return plan
 
     def _make_way(self, plan: Plan, first: Sequence, on_host: set[int], lacking: int) -> int:
         """Drop caches from the lowest level up until the first in line fits; it always does alone."""
         freed = 0
-        gone = {sequence.index for sequence in (*plan.swap_out, *plan.preempt)} | on_host | {first.index}
+        away = {sequence.index for sequence in (*plan.swap_out, *plan.preempt)} | on_host | {first.index}
         for queue in reversed(self._queues):
             for sequence in reversed(queue):
                 if freed >= lacking:
                     return freed
-                if sequence.blocks > 0 and sequence.index not in gone:
+                if sequence.blocks > 0 and sequence.index not in away:
                     plan.preempt.append(sequence)
                     freed += sequence.blocks
         return freed
@@ -210,8 +210,8 @@ class SkipJoinBatching:
         return sequences
 
 
-def _blocks_needed(one: Sequence, size: int, on_host: set[int]) -> int:
-    if one.blocks == 0:
-        return -(-one.known // size)
-    back = one.blocks if one.index in on_host else 0
-    return back + (1 if one.context % size == 0 else 0)
+def _blocks_needed(sequence: Sequence, size: int, on_host: set[int]) -> int:
+    if sequence.blocks == 0:
+        return -(-sequence.known // size)
+    back = sequence.blocks if sequence.index in on_host else 0
+    return back + (1 if sequence.context % size == 0 else 0)

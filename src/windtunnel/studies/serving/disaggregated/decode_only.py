@@ -37,16 +37,16 @@ class DecodeOnly:
         """No prompt is computed here."""
         return 0
 
-    def known_blocks(self, one: Sequence) -> int:
+    def known_blocks(self, sequence: Sequence) -> int:
         """None: prompts are computed elsewhere."""
         return 0
 
-    def submit(self, one: Sequence, now_ns: int) -> None:
+    def submit(self, sequence: Sequence, now_ns: int) -> None:
         """A request with its prompt computed. One that wants a single token needs no decoding: it is given two."""
-        one.output = max(2, one.output)
-        one.computed, one.generated = one.known, 1
-        one.queued_ns = one.first_ns = now_ns
-        self._ready.append(one)
+        sequence.output = max(2, sequence.output)
+        sequence.computed, sequence.generated = sequence.known, 1
+        sequence.queued_ns = sequence.first_ns = now_ns
+        self._ready.append(sequence)
         self._take(now_ns)
 
     def advance(self) -> list[Sequence]:

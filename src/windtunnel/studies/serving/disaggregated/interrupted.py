@@ -43,13 +43,13 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
 
 def unfinished(server: Disaggregated, now_ns: int) -> list[Sequence]:
     """What goes with the machines: every request, with the tokens that its client has, to be computed elsewhere."""
-    gone = [sequence for replica in server.decode for sequence in interrupted.unfinished(replica, now_ns)]
-    gone += [sequence for replica in server.decode for sequence in _homeless(replica.adopted, 1)]
+    sequences = [sequence for replica in server.decode for sequence in interrupted.unfinished(replica, now_ns)]
+    sequences += [sequence for replica in server.decode for sequence in _homeless(replica.adopted, 1)]
     moving = [sequence for sequence in server.copying if sequence.index not in server.unwanted]
-    gone += _homeless(moving, 0) + _homeless([sequence for sequence, _, _ in server.ready], 0)
-    gone += [sequence for replica in server.prefill for sequence in interrupted.unfinished(replica, now_ns)]
+    sequences += _homeless(moving, 0) + _homeless([sequence for sequence, _, _ in server.ready], 0)
+    sequences += [sequence for replica in server.prefill for sequence in interrupted.unfinished(replica, now_ns)]
     server.stop()
-    return gone
+    return sequences
 
 
 def _homeless(here: list[Sequence], number: int) -> list[Sequence]:

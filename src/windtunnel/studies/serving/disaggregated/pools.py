@@ -63,8 +63,8 @@ class Pools:
     @property
     def profile(self) -> Profile:
         """The engine's, with what first tokens of pools take beyond."""
-        one = self.decode.profile
-        return replace(one, first_token_s=one.first_token_s + one.pools_token_s)
+        profile = self.decode.profile
+        return replace(profile, first_token_s=profile.first_token_s + profile.pools_token_s)
 
     @property
     def fits(self) -> bool:
@@ -123,16 +123,16 @@ def pools_of(
     priced: dict[Deployment, Engine] | None = None,
 ) -> Pools:
     """Price both pools; `priced`: what earlier calls for this model and cluster have. Raises LayoutError, SpecError."""
-    known = {} if priced is None else priced
-    for one in (prefill[1], decode[1]):
-        if one.lora is not None:
-            raise SpecError("lora", one.lora, "is modelled where replicas do both phases")
-        if one not in known:
-            known[one] = engine_of(model, cluster, one, profile=_connected(one.engine))
-    first = known[prefill[1]]
+    engines = {} if priced is None else priced
+    for deployment in (prefill[1], decode[1]):
+        if deployment.lora is not None:
+            raise SpecError("lora", deployment.lora, "is modelled where replicas do both phases")
+        if deployment not in engines:
+            engines[deployment] = engine_of(model, cluster, deployment, profile=_connected(deployment.engine))
+    first = engines[prefill[1]]
     # Admission on the prefill side needs the prompt's blocks only: no answer grows there.
     first = replace(first, rules=replace(first.rules, reserve="prompt", lag=False))
-    return Pools(first, known[decode[1]], prefill[0], decode[0])
+    return Pools(first, engines[decode[1]], prefill[0], decode[0])
 
 
 def _connected(engine: str) -> Profile:
@@ -205,7 +205,7 @@ def pools_in_words(
     for name, text in zip(names, words, strict=True):
         count, sizes = layout_of(str(text), name)
         sides.append((count, replace(deployment, **{**ALONE, **sizes})))
-    gpus = sum(count * one.gpus for count, one in sides)
+    gpus = sum(count * side.gpus for count, side in sides)
     if gpus > cluster.n_gpus:
         raise SpecError(both, gpus, f"GPUs are more than the cluster's {cluster.n_gpus}")
     return pools_of(model, cluster, sides[0], sides[1])

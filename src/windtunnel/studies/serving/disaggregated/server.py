@@ -69,9 +69,9 @@ class Disaggregated:
         """Requests whose cache is on its way."""
         return [*self._copies.values()]
 
-    def known_blocks(self, one: Sequence) -> int:
+    def known_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that a prefill replica has already."""
-        return max(replica.known_blocks(one) for replica in self.prefill)
+        return max(replica.known_blocks(sequence) for replica in self.prefill)
 
     def look_again(self, place: int, now_ns: int) -> None:
         """Somebody has left a replica (prefill replicas come first): its event may end earlier, and there is room."""
@@ -84,11 +84,11 @@ class Disaggregated:
         self.ready.clear()
         self._loop = Loop(self._ended)
 
-    def submit(self, one: Sequence, now_ns: int) -> None:
+    def submit(self, sequence: Sequence, now_ns: int) -> None:
         """A request goes to the prefill replica with the fewest tokens to compute."""
         self._now_ns = now_ns
         place = min(range(len(self.prefill)), key=lambda at: (self.prefill[at].outstanding_tokens, at))
-        self.prefill[place].submit(one, now_ns)
+        self.prefill[place].submit(sequence, now_ns)
         self._loop.watch(place)
 
     def advance(self) -> list[Sequence]:
@@ -102,25 +102,25 @@ class Disaggregated:
     def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
         self._finished = finished
 
-    def _copied(self, one: Sequence, source: int, target: int, now_ns: int) -> None:
+    def _copied(self, sequence: Sequence, source: int, target: int, now_ns: int) -> None:
         """A cache has reached the decode side."""
-        del self._copies[one.index]
-        if one.generated == 1:
-            one.first_ns = now_ns
-        give_up(self.prefill[source], one, now_ns)
+        del self._copies[sequence.index]
+        if sequence.generated == 1:
+            sequence.first_ns = now_ns
+        give_up(self.prefill[source], sequence, now_ns)
         self._loop.watch(source)
-        if one.index in self.unwanted:
-            self.unwanted.discard(one.index)
-            let_go(self.decode[target], one, now_ns)
+        if sequence.index in self.unwanted:
+            self.unwanted.discard(sequence.index)
+            let_go(self.decode[target], sequence, now_ns)
         else:
-            adopt(self.decode[target], one, now_ns)
+            adopt(self.decode[target], sequence, now_ns)
         self._loop.watch(len(self.prefill) + target)
 
     def _taker(self, place: int) -> Callable[[Sequence], bool]:
-        def take(one: Sequence) -> bool:
-            if one.generated >= one.output:
+        def take(sequence: Sequence) -> bool:
+            if sequence.generated >= sequence.output:
                 return False  # this token is the last
-            self.ready.append((one, place, self._now_ns))
+            self.ready.append((sequence, place, self._now_ns))
             return True
 
         return take
@@ -128,16 +128,16 @@ class Disaggregated:
     def _pull(self, now_ns: int) -> None:
         """Start the copies for which a decode replica has room, in the order in which prompts were done."""
         while self.ready:
-            one, source, since = self.ready[0]
+            sequence, source, since = self.ready[0]
             order = sorted(range(len(self.decode)), key=lambda at: (self.decode[at].load, at))
-            target = next((at for at in order if can_hold(self.decode[at], one)), None)
+            target = next((at for at in order if can_hold(self.decode[at], sequence)), None)
             if target is None:
                 return
             self.ready.popleft()
-            hold(self.decode[target], one)
+            hold(self.decode[target], sequence)
             begin = max(now_ns, self._out_free[source], self._in_free[target])
-            one.waited_ns += begin - since
-            end = begin + self.copy_ns(one.known)
+            sequence.waited_ns += begin - since
+            end = begin + self.copy_ns(sequence.known)
             self._out_free[source] = self._in_free[target] = end
-            self._copies[one.index] = one
-            self._loop.at(end, partial(self._copied, one, source, target))
+            self._copies[sequence.index] = sequence
+            self._loop.at(end, partial(self._copied, sequence, source, target))

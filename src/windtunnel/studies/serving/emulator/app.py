@@ -54,8 +54,8 @@ def application(
 
     async def ask(request: Request) -> Reply:
         try:
-            asked = read(await request.body(), ROUTES[request.url.path], names, longest, named_blocks)
-            return Telling(engine, engine.submit(asked), names[0], int(time.time()))  # type: ignore[return-value]
+            api_request = read(await request.body(), ROUTES[request.url.path], names, longest, named_blocks)
+            return Telling(engine, engine.submit(api_request), names[0], int(time.time()))  # type: ignore[return-value]
         except ApiError as error:
             return refusal(error)
 
@@ -136,25 +136,25 @@ class Telling:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until it is done or nobody listens."""
         answer = self.answer
-        gone = asyncio.create_task(_hung_up(receive))
-        gone.add_done_callback(lambda task: answer.ready.set())
+        hang_up = asyncio.create_task(_hung_up(receive))
+        hang_up.add_done_callback(lambda task: answer.ready.set())
         try:
             if answer.asked.stream:
-                await self._stream(send, gone)
+                await self._stream(send, hang_up)
             else:
-                await self._whole(send, gone)
+                await self._whole(send, hang_up)
         finally:
-            gone.cancel()
+            hang_up.cancel()
             self.engine.drop(answer)
 
-    async def _stream(self, send: Send, gone: asyncio.Task[None]) -> None:
+    async def _stream(self, send: Send, hang_up: asyncio.Task[None]) -> None:
         answer, form, sent = self.answer, self.form, 0
         text = ""
         started = False
         while True:
             await answer.ready.wait()
             answer.ready.clear()
-            if gone.done():
+            if hang_up.done():
                 return
             if not started:
                 if answer.error is not None and not answer.tokens:
@@ -173,12 +173,12 @@ class Telling:
                 return
             text = ""
 
-    async def _whole(self, send: Send, gone: asyncio.Task[None]) -> None:
+    async def _whole(self, send: Send, hang_up: asyncio.Task[None]) -> None:
         answer = self.answer
         while not answer.done:
             await answer.ready.wait()
             answer.ready.clear()
-            if gone.done():
+            if hang_up.done():
                 return
         if answer.error is not None:
             await _send_json(send, answer.error.status, answer.error.body())

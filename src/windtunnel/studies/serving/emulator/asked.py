@@ -106,7 +106,7 @@ def read(raw: bytes, route: Route, served: tuple[str, ...], longest: int, block_
     room = longest - tokens
     limit = "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
     limit = "max_output_tokens" if route == "response" else limit
-    named = not chat or body.get(limit) is not None
+    has_limit = not chat or body.get(limit) is not None
     most = _whole(body, limit, 1, room if chat else min(room, COMPLETION_TOKENS))
     if room < 1 or most > room:
         raise ApiError(
@@ -123,7 +123,7 @@ def read(raw: bytes, route: Route, served: tuple[str, ...], longest: int, block_
         route=route,
         prompt=tokens,
         most=most,
-        named=named,
+        named=has_limit,
         least=least,
         exact=_flag(body, "ignore_eos"),
         stream=stream,
@@ -189,13 +189,13 @@ def _wants_json(body: Mapping[str, object], route: Route) -> bool:
 
 def _input(body: Mapping[str, object]) -> object:
     """The messages of a response: its instructions, and its input as one text or as items."""
-    said, given = body.get("instructions"), body.get("input")
-    if said is not None and not isinstance(said, str):
+    instructions, content = body.get("instructions"), body.get("input")
+    if instructions is not None and not isinstance(instructions, str):
         raise ApiError(400, "instructions: give a text", param="instructions")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if not isinstance(items, list) or not items:
         raise ApiError(400, "input: give a text, or a list with at least one item", param="input")
-    messages = [] if said is None else [{"role": "system", "content": said}]
+    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
     for place, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, dict) else None
         text = {"function_call": "arguments", "function_call_output": "output"}.get(str(kind))
@@ -242,7 +242,7 @@ def _prompt(body: Mapping[str, object]) -> tuple[int, bytes, int]:
     if isinstance(prompt, str):
         text = prompt.encode("utf-8", "replace")
         return tokens_of_text(text), text, BYTES_PER_TOKEN
-    if isinstance(prompt, list) and prompt and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
+    if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 1 << 31 for token in prompt):
         ids = array("i", prompt)
         return len(ids), ids.tobytes(), ids.itemsize
     raise ApiError(400, "prompt: give one text, or one list of token ids", param="prompt")
@@ -253,16 +253,16 @@ def _chat(messages: object, where: str, before: int = 0) -> tuple[int, bytes, in
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, f"{where}: give a list with at least one message", param=where)
     tokens, parts = BEFORE_ANSWER, []
-    for place, one in enumerate(messages):
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ApiError(400, f"{where}[{place - before}]: give an object with role and content", param=where)
-        text = _text(one.get("content"), f"{where}[{place - before}].content", where)
+        text = _text(message.get("content"), f"{where}[{place - before}].content", where)
         tokens += AROUND_MESSAGE + (tokens_of_text(text) if text else 0)
-        parts += [one["role"].encode("utf-8", "replace"), b"\0", text, b"\0"]
+        parts += [message["role"].encode("utf-8", "replace"), b"\0", text, b"\0"]
     return tokens, b"".join(parts), BYTES_PER_TOKEN
 
 
-def _text(content: object, named: str, param: str) -> bytes:
+def _text(content: object, place: str, param: str) -> bytes:
     if content is None:
         return b""
     if isinstance(content, str):
@@ -274,4 +274,4 @@ def _text(content: object, named: str, param: str) -> bytes:
         for part in content
     ):
         return "".join(part["text"] for part in content).encode("utf-8", "replace")
-    raise ApiError(400, f"{named}: simulated models read text only", param=param)
+    raise ApiError(400, f"{place}: simulated models read text only", param=param)

@@ -41,8 +41,8 @@ class Answer:
         "arrival_ns", "asked", "done", "error", "first_ns", "index", "last_ns", "length", "ready", "sequence", "tokens",
     )  # fmt: skip
 
-    def __init__(self, index: int, asked: Asked, length: int, sequence: Sequence, arrival_ns: int) -> None:
-        self.index, self.asked, self.length, self.sequence = index, asked, length, sequence
+    def __init__(self, index: int, request: Asked, length: int, sequence: Sequence, arrival_ns: int) -> None:
+        self.index, self.asked, self.length, self.sequence = index, request, length, sequence
         self.tokens = 0
         self.done = False
         self.error: ApiError | None = None
@@ -86,7 +86,7 @@ class Engine:
         if record is not None:
             record.write("input_tokens,output_tokens,arrival_ns,prefix_block_ids\n")
 
-    def submit(self, asked: Asked) -> Answer:
+    def submit(self, request: Asked) -> Answer:
         """Send a request to the fleet. Raises ApiError where it cannot take any."""
         if self.broken:
             raise ApiError(500, f"the engine has stopped: {self.broken}", "server_error")
@@ -95,12 +95,12 @@ class Engine:
         if waiting >= self._most_waiting:
             self.metrics.refused += 1
             raise ApiError(503, f"{waiting} requests wait already: try again later", "overloaded_error")
-        length = asked.most
-        if not (asked.exact and asked.named) and not (self._draw is None and asked.named):
+        length = request.most
+        if not (request.exact and request.named) and not (self._draw is None and request.named):
             natural = UNNAMED if self._draw is None else self._draw()
-            length = max(1, asked.least, min(asked.most, natural))
-        sequence = Sequence(self._count, asked.prompt, length, now_ns, in_blocks(asked.names, self.block_size))
-        answer = Answer(self._count, asked, length, sequence, now_ns)
+            length = max(1, request.least, min(request.most, natural))
+        sequence = Sequence(self._count, request.prompt, length, now_ns, in_blocks(request.names, self.block_size))
+        answer = Answer(self._count, request, length, sequence, now_ns)
         if not self.fleet.submit(sequence, now_ns):
             self.metrics.refused += 1
             raise ApiError(503, "no replica is left to serve this request", "server_error")
@@ -108,7 +108,7 @@ class Engine:
         self.answers[answer.index] = answer
         self._wake.set()
         if self._record is not None:
-            self._record.write(f"{asked.prompt},{length},{now_ns},{' '.join(map(str, asked.names))}\n")
+            self._record.write(f"{request.prompt},{length},{now_ns},{' '.join(map(str, request.names))}\n")
         return answer
 
     def drop(self, answer: Answer) -> None:

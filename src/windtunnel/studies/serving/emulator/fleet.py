@@ -64,9 +64,9 @@ class Fleet:
         self.make = make
         self.replicas: list[Unit | None] = [make() for _ in range(count)]
         self._loop = Loop(self._ended)
-        for place, one in enumerate(self.replicas):
-            assert one is not None
-            self._loop.add(one, place)
+        for place, replica in enumerate(self.replicas):
+            assert replica is not None
+            self._loop.add(replica, place)
         self.router = router
         self.delay_ns = delay_ns
         self._live: dict[int, tuple[int, Sequence]] = {}  # request -> its replica, itself
@@ -81,32 +81,32 @@ class Fleet:
         """Replicas that are there."""
         return [place for place, replica in enumerate(self.replicas) if replica is not None]
 
-    def submit(self, one: Sequence, now_ns: int) -> bool:
+    def submit(self, sequence: Sequence, now_ns: int) -> bool:
         """A request arrives; False where no replica is left to take it."""
         self._catch_up(now_ns)
         able = self.able
         if not able:
             return False
         servers = [server for server in self.replicas if server is not None]
-        chosen = self.router.choose(one, servers) if len(self.replicas) > 1 else 0
+        chosen = self.router.choose(sequence, servers) if len(self.replicas) > 1 else 0
         place, server = able[chosen], servers[chosen]
-        self._live[one.index] = (place, one)
-        self._given[one.index] = 0
-        server.submit(one, now_ns)
+        self._live[sequence.index] = (place, sequence)
+        self._given[sequence.index] = 0
+        server.submit(sequence, now_ns)
         self._loop.watch(place)
         return True
 
     def cancel(self, index: int, now_ns: int) -> bool:
         """A client hangs up; False where its request has ended already."""
         self._catch_up(now_ns)
-        found = self._live.pop(index, None)
-        if found is None:
+        entry = self._live.pop(index, None)
+        if entry is None:
             return False
         del self._given[index]
-        server = self.replicas[found[0]]
+        server = self.replicas[entry[0]]
         assert server is not None
         there = cancel(server, index, now_ns)
-        self._loop.watch(found[0])
+        self._loop.watch(entry[0])
         assert there, f"request {index} is live, and its replica does not know it"
         return True
 
@@ -116,13 +116,13 @@ class Fleet:
         server = self.replicas[place]
         if server is None:
             return 0
-        gone = unfinished(server, now_ns)
+        sequences = unfinished(server, now_ns)
         self.replicas[place] = None
         self._loop.put(place, None)
-        for sequence in gone:
+        for sequence in sequences:
             del self._live[sequence.index], self._given[sequence.index]
             self._told.append(Output(sequence.index, now_ns + self.delay_ns, 0, True, lost=True))
-        return len(gone)
+        return len(sequences)
 
     def restore(self, place: int, now_ns: int) -> None:
         """A lost replica is back, empty."""
@@ -134,9 +134,9 @@ class Fleet:
     def advance(self, now_ns: int) -> list[Output]:
         """What clients have got by `now_ns` and were not told of yet."""
         self._catch_up(now_ns)
-        told, outputs = self._told, []
-        while told and told[0].at_ns <= now_ns:
-            outputs.append(told.popleft())
+        pending, outputs = self._told, []
+        while pending and pending[0].at_ns <= now_ns:
+            outputs.append(pending.popleft())
         return outputs
 
     def next_ns(self, now_ns: int) -> int:
@@ -148,43 +148,43 @@ class Fleet:
 
     def cache_config(self) -> dict[str, object]:
         """What is constant of the KV cache of a replica, under vLLM's names; of a pair of pools, of its decode side."""
-        one = next((decoders_of(replica)[0] for replica in self.replicas if replica is not None), None)
-        if one is None:
+        decoder = next((decoders_of(replica)[0] for replica in self.replicas if replica is not None), None)
+        if decoder is None:
             return {}
         return {
-            "block_size": one.rules.block_size,
-            "enable_prefix_caching": one.rules.prefix_caching,
-            "num_gpu_blocks": one.pool.total,
+            "block_size": decoder.rules.block_size,
+            "enable_prefix_caching": decoder.rules.prefix_caching,
+            "num_gpu_blocks": decoder.pool.total,
         }
 
     def gauges(self, now_ns: int) -> list[Gauge]:
         """Each replica as it stands."""
         self._catch_up(now_ns)
-        found = []
-        for one in self.replicas:
-            if one is None:
-                found.append(Gauge(False, 0, 0, 0.0, 0, 0, 0))
+        gauges = []
+        for replica in self.replicas:
+            if replica is None:
+                gauges.append(Gauge(False, 0, 0, 0.0, 0, 0, 0))
                 continue
-            parts = replicas_of(one)
-            held = sum(blocks_held(part, part.steps_done(now_ns)) for part in parts)
-            found.append(
+            parts = replicas_of(replica)
+            blocks = sum(blocks_held(part, part.steps_done(now_ns)) for part in parts)
+            gauges.append(
                 Gauge(
                     True,
-                    one.load - len(one.waiting),
-                    len(one.waiting),
-                    held / sum(part.pool.total for part in parts),
+                    replica.load - len(replica.waiting),
+                    len(replica.waiting),
+                    blocks / sum(part.pool.total for part in parts),
                     sum(part.tally.preemptions for part in parts),
                     sum(part.pool.lookups * part.rules.block_size for part in parts),
                     sum(part.pool.hits * part.rules.block_size for part in parts),
                 )
             )
-        return found
+        return gauges
 
     def _catch_up(self, now_ns: int) -> None:
         """Let every replica go on to `now_ns`, and note the tokens that this gives."""
         self._loop.run(now_ns)
-        for one in self.replicas:
-            for part in () if one is None else decoders_of(one):
+        for replica in self.replicas:
+            for part in () if replica is None else decoders_of(replica):
                 done = part.steps_done(now_ns)
                 if done:
                     self._note(part, done, now_ns)
@@ -209,8 +209,8 @@ class Fleet:
         for sequence in replica.running.values():
             self._tell(sequence, tokens_given(replica, sequence, done), at_ns)
 
-    def _tell(self, one: Sequence, tokens: int, at_ns: int) -> None:
-        more = tokens - self._given[one.index]
+    def _tell(self, sequence: Sequence, tokens: int, at_ns: int) -> None:
+        more = tokens - self._given[sequence.index]
         if more > 0:
-            self._given[one.index] = tokens
-            self._told.append(Output(one.index, at_ns + self.delay_ns, more, False))
+            self._given[sequence.index] = tokens
+            self._told.append(Output(sequence.index, at_ns + self.delay_ns, more, False))

@@ -124,12 +124,12 @@ class Response:
 
     def opening(self) -> str:
         """What a stream begins with."""
-        begun = {"response": self._body("in_progress")}
+        response = {"response": self._body("in_progress")}
         added = {"output_index": 0, "item": self._message("in_progress", [])}
         part = {**self._at, "part": self._part("")}
         return (
-            self._event("response.created", begun)
-            + self._event("response.in_progress", begun)
+            self._event("response.created", response)
+            + self._event("response.in_progress", response)
             + self._event("response.output_item.added", added)
             + self._event("response.content_part.added", part)
         )
@@ -186,8 +186,8 @@ class Response:
             "temperature": 1.0, "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1.0,
             "truncation": "disabled", "usage": None, "user": None,
         }  # fmt: skip
-        named = {"id": f"resp_{self.answer.index}", "object": "response", "created_at": self.created}
-        return {**named, "model": self.model, "status": status, **otherwise, **(self.answer.asked.echoed or {})}
+        identity = {"id": f"resp_{self.answer.index}", "object": "response", "created_at": self.created}
+        return {**identity, "model": self.model, "status": status, **otherwise, **(self.answer.asked.echoed or {})}
 
     def _message(self, status: str, content: list[dict[str, object]]) -> dict[str, object]:
         return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}

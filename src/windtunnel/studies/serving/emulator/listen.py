@@ -132,8 +132,8 @@ def listen(
             losses=losses,
             record=file,
         )
-        named = rules.block_size if rules.prefix_caching else 0
-        app = application(engine, names, priced.longest, version, named, int(time.time()))
+        named_blocks = rules.block_size if rules.prefix_caching else 0
+        app = application(engine, names, priced.longest, version, named_blocks, int(time.time()))
         token = token_of(bound)
         told(origin_of(host, bound.getsockname()[1]), token)
         guard = Guard(app, hosts_of(host, bound), token, page=False, most=lambda path: BODY_BYTES_MOST)

@@ -48,18 +48,18 @@ def engine_in(text: str) -> Named | None:
     for engine, words in WORDS.items():
         if alone in words or plain in words:
             return Named(engine, bare=True)
-    found: list[tuple[int, int, str, str]] = []
+    matches: list[tuple[int, int, str, str]] = []
     for engine, words in WORDS.items():
         for word in words:
             for match in re.finditer(rf"(?<![a-z]){re.escape(word)}(?![a-z])", plain):
                 number = re.match(NUMBER, plain[match.end() :])
-                found.append((int(number is not None), len(word), engine, number[1] if number else ""))
+                matches.append((int(number is not None), len(word), engine, number[1] if number else ""))
     runtime = re.search(r"(tensorrtllm|vllm|sglang)-runtime:v?(\d+\.\d+)", plain)
     if runtime is not None:
         engine = "trtllm" if runtime[1] == "tensorrtllm" else runtime[1]
         return Named(engine, DYNAMO.get(engine, {}).get(runtime[2], ""))
-    if not found:
+    if not matches:
         return None
-    _, _, engine, release = max(found, key=lambda one: one[:2])
+    _, _, engine, release = max(matches, key=lambda match: match[:2])
     day = DAY.search(plain)
     return Named(engine, release, "" if day is None or release else "-".join(day.groups()))

@@ -154,21 +154,21 @@ class Profile:
         wider. Left out one at a time, B200 and B300 are 5 % off on each other's constants and 21 % without; Hopper and
         Blackwell are no better on each other's than without.
         """
-        held: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         for gpu_defaults in reversed(self.by_gpu):
-            held |= dict(gpu_defaults.fields) if gpu_defaults.hold_on(gpu) else {}
+            defaults |= dict(gpu_defaults.fields) if gpu_defaults.hold_on(gpu) else {}
         elsewhere = (
             any("decode_factor" in dict(gpu_defaults.fields) for gpu_defaults in self.by_gpu)
-            and "decode_factor" not in held
+            and "decode_factor" not in defaults
         )
         if elsewhere:
             sibling = {} if gpu.generation == DEFAULTS_ON else self._of_sibling(gpu)
-            held = {**sibling, **held, "band": hypot(self.band, ELSEWHERE_BAND)}
+            defaults = {**sibling, **defaults, "band": hypot(self.band, ELSEWHERE_BAND)}
         prompts = "expert_prefill_factor"
-        if gpu.kernel_tables is None and prompts in held and f"{prompts}_ranks" not in held:
+        if gpu.kernel_tables is None and prompts in defaults and f"{prompts}_ranks" not in defaults:
             # The ranks' default was fitted beside timed experts; a factor beside a roofline holds however they lie.
-            held[f"{prompts}_ranks"] = held[prompts]
-        return replace(self, **held)
+            defaults[f"{prompts}_ranks"] = defaults[prompts]
+        return replace(self, **defaults)
 
     def ungraphed(self, gpu: Gpu) -> Profile:
         """The same with no captured graph: a layer's launches take what they took where engines had no graphs."""
@@ -181,13 +181,13 @@ class Profile:
             (get_gpu(gpu_defaults.gpu), dict(gpu_defaults.fields)) for gpu_defaults in self.by_gpu if gpu_defaults.gpu
         ]
         alike = [
-            (one.generation != gpu.generation, fields)
-            for one, fields in fitted
+            (other.generation != gpu.generation, fields)
+            for other, fields in fitted
             if "decode_factor" in fields
-            and one.generation.removesuffix("-ultra") == gpu.generation.removesuffix("-ultra")
-            and 1.0 / KIN < one.memory_bandwidth_bytes_per_s / gpu.memory_bandwidth_bytes_per_s < KIN
+            and other.generation.removesuffix("-ultra") == gpu.generation.removesuffix("-ultra")
+            and 1.0 / KIN < other.memory_bandwidth_bytes_per_s / gpu.memory_bandwidth_bytes_per_s < KIN
         ]
-        _, fields = min(alike, key=lambda one: one[0], default=(False, {}))
+        _, fields = min(alike, key=lambda pair: pair[0], default=(False, {}))
         return {name: value for name, value in fields.items() if name != "first_token_s"}  # that is of hosts
 
     def padded(self, batch: int) -> tuple[int, bool]:
@@ -227,21 +227,21 @@ def load_engine(spec: str) -> Profile:
     if spec.endswith((".yaml", ".yml")):
         path = Path(spec)
         return _of_release(path.stem, "", path)
-    named = engine_in(spec)
-    if named is None or not (path := FOLDER / f"{named.engine}.yaml").exists():
+    name = engine_in(spec)
+    if name is None or not (path := FOLDER / f"{name.engine}.yaml").exists():
         raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])
-    if named.release or named.bare:
-        return _of_release(named.engine, named.release, path)
+    if name.release or name.bare:
+        return _of_release(name.engine, name.release, path)
     listed, newest = _dated(path), list(_document(path)["releases"])[-1]
-    if not named.day:
-        said = f"{spec} names no release: read as {named.engine} {newest}, the newest that was calibrated"
-        return replace(_of_release(named.engine, newest, path), notice=said)
-    out = [release for release, day in listed if day <= named.day]
-    profile = _of_release(named.engine, out[-1] if out else newest, path)
+    if not name.day:
+        notice = f"{spec} names no release: read as {name.engine} {newest}, the newest that was calibrated"
+        return replace(_of_release(name.engine, newest, path), notice=notice)
+    out = [release for release, day in listed if day <= name.day]
+    profile = _of_release(name.engine, out[-1] if out else newest, path)
     if out and out[-1] != newest:
         return profile
-    said = f"{spec} is of {named.day}: read as {named.engine} {profile.release}, with a wider band"
-    return replace(profile, notice=said, band=hypot(profile.band, NEWER_BAND))
+    notice = f"{spec} is of {name.day}: read as {name.engine} {profile.release}, with a wider band"
+    return replace(profile, notice=notice, band=hypot(profile.band, NEWER_BAND))
 
 
 def _of_release(name: str, wanted: str, path: Path) -> Profile:
@@ -253,15 +253,15 @@ def _of_release(name: str, wanted: str, path: Path) -> Profile:
     newest = order_of(releases[-1])
     if order_of(wanted)[: len(newest)] <= newest:
         return profile
-    said = f"{name} {wanted} is newer than {releases[-1]}, the newest that was calibrated"
-    said += ": read as that, with a wider band"
-    return replace(profile, notice=said, band=hypot(profile.band, NEWER_BAND))
+    notice = f"{name} {wanted} is newer than {releases[-1]}, the newest that was calibrated"
+    notice += ": read as that, with a wider band"
+    return replace(profile, notice=notice, band=hypot(profile.band, NEWER_BAND))
 
 
 def _dated(path: Path) -> list[tuple[str, str]]:
     """(release, day) of those that say one."""
-    named = _document(path)["releases"].items()
-    return [(name, day) for name, fields in named if (day := (fields or {}).get("released", ""))]
+    releases = _document(path)["releases"].items()
+    return [(name, day) for name, fields in releases if (day := (fields or {}).get("released", ""))]
 
 
 def release_on(engine: str, date: str) -> str:
@@ -287,11 +287,11 @@ def order_of(release: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _document(path: Path) -> Mapping[str, Any]:
-    found = read_mapping(path, "give an engine profile in YAML")
-    if not isinstance(found.get("releases"), dict) or not found["releases"]:
+    document = read_mapping(path, "give an engine profile in YAML")
+    if not isinstance(document.get("releases"), dict) or not document["releases"]:
         raise InputFileError(path, "holds no `releases:`", "list at least one release with its numbers")
-    found["releases"] = {str(name): value for name, value in found["releases"].items()}
-    return found
+    document["releases"] = {str(name): value for name, value in document["releases"].items()}
+    return document
 
 
 def _profile(name: str, release: str, fields: Mapping[str, object], path: Path) -> Profile:
@@ -299,19 +299,21 @@ def _profile(name: str, release: str, fields: Mapping[str, object], path: Path) 
 
 
 def _values(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    known = {item.name: item for item in dataclasses.fields(Profile)}
+    known_fields = {item.name: item for item in dataclasses.fields(Profile)}
     values: dict[str, object] = {}
     for key, value in fields.items():
         if key == "sources":
             continue
         if key == "by_gpu":
-            values[key] = tuple(_of_gpu(one, path) for one in value)
+            values[key] = tuple(_of_gpu(entry, path) for entry in value)
             continue
-        if key not in known or key in ("engine", "release", "calibrated_to", "notice"):
-            raise SpecError(key, value, f"unknown; an engine profile knows {', '.join(sorted(known))}", str(path))
+        if key not in known_fields or key in ("engine", "release", "calibrated_to", "notice"):
+            raise SpecError(
+                key, value, f"unknown; an engine profile knows {', '.join(sorted(known_fields))}", str(path)
+            )
         if isinstance(value, list):
-            value = tuple(int(one) for one in value)
-        elif str(known[key].type) == "float":
+            value = tuple(int(number) for number in value)
+        elif str(known_fields[key].type) == "float":
             value = float(value)
         values[key] = value
     return values

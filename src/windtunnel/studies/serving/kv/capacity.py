@@ -72,9 +72,9 @@ class Cache:
 
     def printed_tokens(self, kv: float, longest: int, budget: int) -> int:
         """As vLLM prints it; a window is admitted with a whole step's tokens."""
-        held = self.groups * -(-longest // self.block)
-        held += sum(n * (math.ceil(min(window - 1 + budget, longest) / size) + 1) for n, window, size in self.windows)
-        return max(0, int(kv // self.unit / (held + self.states / self.unit) * longest))
+        pages = self.groups * -(-longest // self.block)
+        pages += sum(n * (math.ceil(min(window - 1 + budget, longest) / size) + 1) for n, window, size in self.windows)
+        return max(0, int(kv // self.unit / (pages + self.states / self.unit) * longest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,13 @@ def _compressed_cache(model: Model, pp: int) -> Cache | None:
     if not kinds or sum(n for _, n in kinds) != model.n_layers:
         return None
     counts: dict[int, float] = {}
-    for one, n in kinds:
-        counts[one.ratio] = counts.get(one.ratio, 0) + n / pp
+    for attention, n in kinds:
+        counts[attention.ratio] = counts.get(attention.ratio, 0) + n / pp
     pages = [V4_BLOCK // ratio * V4_KEY for ratio in counts if ratio]
-    pages += [V4_BLOCK // one.ratio * V4_INDEX for one in {one for one, _ in kinds if one.index_heads and one.ratio}][
-        :1
-    ]
+    pages += [
+        V4_BLOCK // attention.ratio * V4_INDEX
+        for attention in {attention for attention, _ in kinds if attention.index_heads and attention.ratio}
+    ][:1]
     tuples = max(n for ratio, n in counts.items() if ratio)
     unit = tuples * sum(math.ceil(page / V4_ALIGNED) * V4_ALIGNED for page in pages)
     windows = [(math.ceil(sum(counts.values()) / tuples - 1e-9), kinds[0][0].window or 0, 64.0)]
@@ -141,13 +142,14 @@ def _compressed_pool(model: Model, pp: int) -> float:
     """Bytes of a token in SGLang's pools of DeepSeek-V4; 0 for other models."""
     total = 0.0
     for layer, count in model.distinct_layers():
-        one = layer.attention
-        if not isinstance(one, Compressed):
+        attention = layer.attention
+        if not isinstance(attention, Compressed):
             return 0.0
-        index = one.index_dim if one.index_heads else 0
-        kept = one.ratio * one.overlap / (one.window or V4_PAGE)  # entries of a token: key and score, in 4 bytes
-        recent = V4_KEY + kept * 2.0 * one.overlap * (one.head_dim + index) * 4.0
-        old = (V4_KEY + (V4_INDEX if index else 0)) / one.ratio if one.ratio else 0.0
+        index = attention.index_dim if attention.index_heads else 0
+        # Entries of a token: key and score, in 4 bytes.
+        entries = attention.ratio * attention.overlap / (attention.window or V4_PAGE)
+        recent = V4_KEY + entries * 2.0 * attention.overlap * (attention.head_dim + index) * 4.0
+        old = (V4_KEY + (V4_INDEX if index else 0)) / attention.ratio if attention.ratio else 0.0
         total += count / pp * (V4_WINDOW_SHARE * recent + old)
     return total
 
@@ -164,10 +166,10 @@ def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) ->
     recent: dict[tuple[int, float], float] = {}
     states: dict[float, float] = {}  # bytes of a sequence -> layers
     for layer, count in model.distinct_layers():
-        one, layers = layer.attention, count / pp
-        each, state = _token_bytes(one, tp, kv), one.state_bytes() / tp
-        if one.window is not None and not isinstance(one, Indexed) and each:
-            recent[one.window, each] = recent.get((one.window, each), 0.0) + layers
+        attention, layers = layer.attention, count / pp
+        each, state = _token_bytes(attention, tp, kv), attention.state_bytes() / tp
+        if attention.window is not None and not isinstance(attention, Indexed) and each:
+            recent[attention.window, each] = recent.get((attention.window, each), 0.0) + layers
         elif each:
             full[each] = full.get(each, 0.0) + layers
         if state:
@@ -176,8 +178,8 @@ def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) ->
     windows = sum(each * layers for (_, each), layers in recent.items())
     if not whole or not (recent or states) or profile.windows != "freed":
         share = profile.window_share if whole and profile.windows == "pool" else 1.0
-        kept = sum(state * layers for state, layers in states.items())
-        return Cache((whole + share * windows) * block, block, 1, (), kept)
+        state_bytes = sum(state * layers for state, layers in states.items())
+        return Cache((whole + share * windows) * block, block, 1, (), state_bytes)
     counts = [*full.values(), *recent.values(), *states.values()]
     group = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
 

@@ -41,10 +41,10 @@ class BlockPool:
 
     def known(self, names: Sequence[int], span: int = 1) -> int:
         """How many leading blocks of a prompt are there already."""
-        held, cached = self._held, self._cached
+        references, cached = self._held, self._cached
         count = 0
         for name in names:
-            if name in held:
+            if name in references:
                 count += span
                 continue
             left = cached.get(name, 0)
@@ -82,7 +82,7 @@ class BlockPool:
 
         Where only the first blocks of the last name are left they become the sequence's own, without a name.
         """
-        held, cached = self._held, self._cached
+        references, cached = self._held, self._cached
         shared = []
         for name in names:
             left = cached.pop(name, 0)
@@ -91,9 +91,9 @@ class BlockPool:
                 self.held += left
                 if left < span:
                     break
-                held[name] = 1
+                references[name] = 1
             else:
-                held[name] += 1
+                references[name] += 1
             shared.append(name)
         if self.held > self.peak:
             self.peak = self.held
@@ -104,16 +104,16 @@ class BlockPool:
 
         Where another sequence has filled the same block meanwhile, this one keeps a copy without a name.
         """
-        held, cached = self._held, self._cached
-        given = []
+        references, cached = self._held, self._cached
+        new_names = []
         for name in names:
-            if name in held:
+            if name in references:
                 continue
             if name in cached:  # the copy that nobody uses gives way
                 self.cached -= cached.pop(name)
-            held[name] = 1
-            given.append(name)
-        return given
+            references[name] = 1
+            new_names.append(name)
+        return new_names
 
     def release(self, blocks: int, names: Sequence[int], keep: bool = True, span: int = 1) -> None:
         """Give back `blocks` in all, of which `names` are named: last block first. `keep`: as cached prefixes."""
@@ -121,13 +121,13 @@ class BlockPool:
         assert unnamed >= 0
         self.held -= unnamed
         if names:
-            held, cached = self._held, self._cached
+            references, cached = self._held, self._cached
             for name in reversed(names):
-                count = held[name] - 1
+                count = references[name] - 1
                 if count:
-                    held[name] = count
+                    references[name] = count
                     continue
-                del held[name]
+                del references[name]
                 self.held -= span
                 if keep:
                     cached[name] = span

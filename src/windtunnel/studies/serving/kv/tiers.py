@@ -71,12 +71,12 @@ class Store:
 
     def keep(self, names: Sequence[int], span: int) -> None:
         """These, each of `span` blocks, were used last, the first of them at the very last."""
-        kept, room = self.names, self.blocks // span
+        by_use, room = self.names, self.blocks // span
         for name in reversed(names):
-            kept[name] = None
-            kept.move_to_end(name)
-        while len(kept) > room:
-            kept.popitem(last=False)
+            by_use[name] = None
+            by_use.move_to_end(name)
+        while len(by_use) > room:
+            by_use.popitem(last=False)
 
     def copy_ticks(self, blocks: int) -> int:
         """Of so many at once."""
@@ -95,10 +95,10 @@ class Tiers:
         self._computing = computing
         self._waits = [0] * len(stores)  # blocks that the next step waits for
 
-    def find(self, names: Sequence[int], span: int, tokens: int, past: int, known: int) -> list[int]:
+    def find(self, names: Sequence[int], span: int, tokens: int, past: int, length: int) -> list[int]:
         """The stores, by place, of leading names that are worth copying; `tokens` of a name.
 
-        They follow the first `past` tokens of a prompt whose first `known` are to be there.
+        They follow the first `past` tokens of a prompt whose first `length` are to be there.
         """
         places: list[int] = []
         for name in names:
@@ -110,7 +110,7 @@ class Tiers:
         for place, run in groupby(places):
             count = len(list(run))
             rest = past + count * tokens
-            saved = self._computing(known - past, past) - self._computing(known - rest, rest)
+            saved = self._computing(length - past, past) - self._computing(length - rest, rest)
             if self.stores[place].copy_ticks(count * span) >= saved:
                 break
             worth, past = worth + count, rest

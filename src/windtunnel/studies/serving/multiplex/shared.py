@@ -94,27 +94,27 @@ class Sharing(Answer):
         }
 
 
-def share(asked: Several, policies: Sequence[str], price: float | None) -> Sharing:
+def share(several: Several, policies: Sequence[str], price: float | None) -> Sharing:
     """The same requests under each. Raises SpecError where none of the policies has room for the models."""
     played: dict[str, tuple[Shares, Mapping[str, Shares], str]] = {}
     impossible: dict[str, str] = {}
     sources: dict[str, None] = {}
     for policy in policies:
         try:
-            mux_placement, placed = meshes(asked, 0.0 if policy == "apart" else SM_LIMIT)
+            mux_placement, placed = meshes(several, 0.0 if policy == "apart" else SM_LIMIT)
         except SpecError as error:
             impossible[policy] = str(error)
             continue
         llms: dict[int, Llm] = {}
         refused = [0] * len(placed)
         for mesh in mux_placement.meshes:
-            llms |= _served(asked, policy, mesh, placed, refused, sources)
-        total = _figures(asked, list(llms.values()), sum(refused), price)
-        each = {asked.models[m].name: _figures(asked, [llms[m]], refused[m]) for m in sorted(llms)}
-        played[policy] = (total, each, _words(asked, mux_placement.meshes, policy == "shares"))
+            llms |= _served(several, policy, mesh, placed, refused, sources)
+        total = _figures(several, list(llms.values()), sum(refused), price)
+        each = {several.models[m].name: _figures(several, [llms[m]], refused[m]) for m in sorted(llms)}
+        played[policy] = (total, each, _words(several, mux_placement.meshes, policy == "shares"))
     if not played:
-        raise SpecError("model", [model.name for model in asked.models], "; ".join(impossible.values()))
-    return Sharing(played, impossible, tuple(sources), asked.workload.notes)
+        raise SpecError("model", [model.name for model in several.models], "; ".join(impossible.values()))
+    return Sharing(played, impossible, tuple(sources), several.workload.notes)
 
 
 @dataclass(eq=False)
@@ -152,15 +152,15 @@ def _served(
     wants = sum(model.rate_per_s * model.kv_token_bytes for model in here)
     llms: dict[int, Llm] = {}
     for m, decode_share in mesh.models:
-        one, engine = placed[m], engine_on(several, several.models[m], mesh.gpus)
+        model, engine = placed[m], engine_on(several, several.models[m], mesh.gpus)
         assert engine is not None, "it was placed there"
         sources |= dict.fromkeys(sources_of(engine))
-        token = one.kv_token_bytes / mesh.gpus
+        token = model.kv_token_bytes / mesh.gpus
         requests = _requests(several, m, min(engine.longest, int(pool / token)), refused)
-        quota = pool * one.rate_per_s * one.kv_token_bytes / wants / token / (prompt + output)
+        quota = pool * model.rate_per_s * model.kv_token_bytes / wants / token / (prompt + output)
         shared = policy == "shares"
         llms[m] = Llm(
-            one.name,
+            model.name,
             _Times(engine, prompt),
             requests,
             PREFILL_SHARE if shared else 100.0,
@@ -176,26 +176,26 @@ def _served(
     return llms
 
 
-def _requests(asked: Several, model: int, longest: int, refused: list[int]) -> list[Asked]:
+def _requests(several: Several, model: int, longest: int, refused: list[int]) -> list[Asked]:
     """Those of one model that a cache of `longest` tokens can hold."""
-    load, found = asked.workload, []
-    for index, (at_s, whose) in enumerate(requests_of(asked)):
+    load, requests = several.workload, []
+    for index, (at_s, whose) in enumerate(requests_of(several)):
         if whose == model:
             prompt, output = int(load.input_tokens[index]), int(load.output_tokens[index])
             if prompt + output <= longest:
-                found.append(Asked(at_s, prompt, output, index))
+                requests.append(Asked(at_s, prompt, output, index))
             else:
                 refused[model] += 1
-    return found
+    return requests
 
 
-def _figures(asked: Several, llms: Sequence[Llm], refused: int, price: float | None = None) -> Shares:
+def _figures(several: Several, llms: Sequence[Llm], refused: int, price: float | None = None) -> Shares:
     done = [request for llm in llms for request in llm.requests]
-    assert all(one.last_s >= 0.0 for one in done), "every request ends"
-    stamps = [(one.arrival_s, one.first_s, one.last_s, one.output) for one in done]
+    assert all(request.last_s >= 0.0 for request in done), "every request ends"
+    stamps = [(request.arrival_s, request.first_s, request.last_s, request.output) for request in done]
     arrival, first, last, outputs = np.array(stamps).reshape(-1, 4).T
     gaps = (last - first) / np.maximum(outputs - 1, 1)
-    met = (first - arrival <= asked.slo.get("ttft_s", np.inf)) & (gaps <= asked.slo.get("tpot_s", np.inf))
+    in_time = (first - arrival <= several.slo.get("ttft_s", np.inf)) & (gaps <= several.slo.get("tpot_s", np.inf))
     span = float(last.max()) if done else 1.0
     total = len(done) + refused
     return Shares(
@@ -207,15 +207,15 @@ def _figures(asked: Several, llms: Sequence[Llm], refused: int, price: float | N
         requests_per_s=len(done) / span,
         output_tokens_per_s=float(outputs.sum()) / span,
         preemptions=sum(llm.preemptions for llm in llms),
-        slo_attainment=float(met.sum()) / total if asked.slo and total else None,
-        cost=None if price is None else asked.cluster.n_gpus * span / 3600.0 * price,
+        slo_attainment=float(in_time.sum()) / total if several.slo and total else None,
+        cost=None if price is None else several.cluster.n_gpus * span / 3600.0 * price,
     )
 
 
-def _words(asked: Several, placed: Sequence[Mesh], shares: bool) -> str:
+def _words(several: Several, placed: Sequence[Mesh], shares: bool) -> str:
     """Which models are on how many GPUs, and their shares of SMs."""
     each = (
-        (mesh.gpus, ", ".join(asked.models[m].name + (f" {part:g} %" if shares else "") for m, part in mesh.models))
+        (mesh.gpus, ", ".join(several.models[m].name + (f" {part:g} %" if shares else "") for m, part in mesh.models))
         for mesh in placed
     )
     return " | ".join(f"{gpus}: {models or 'idle'}" for gpus, models in each)

@@ -201,7 +201,7 @@ def _fcfs(unit: _Unit) -> None:
 
 
 def _oldest(llm: Llm) -> float:
-    return min(one.arrival_s for one in (*llm.fresh, *(end[2] for end in llm.ends)))
+    return min(request.arrival_s for request in (*llm.fresh, *(end[2] for end in llm.ends)))
 
 
 def _may_prefill(unit: _Unit, llm: Llm) -> bool:
@@ -213,25 +213,25 @@ def _may_prefill(unit: _Unit, llm: Llm) -> bool:
 
 def _prefill(unit: _Unit, llm: Llm) -> bool:
     """Start the prompts of one model: up to the token limit, its quota and the pool."""
-    taken: list[Asked] = []
+    prompts: list[Asked] = []
     tokens = 0
-    while _may_prefill(unit, llm) and not (taken and tokens + llm.waiting[0].prompt > PROMPT_TOKENS):
-        one = llm.waiting.popleft()
-        unit.held_bytes += one.prompt * llm.kv_token_bytes
-        tokens += one.prompt
+    while _may_prefill(unit, llm) and not (prompts and tokens + llm.waiting[0].prompt > PROMPT_TOKENS):
+        request = llm.waiting.popleft()
+        unit.held_bytes += request.prompt * llm.kv_token_bytes
+        tokens += request.prompt
         llm.prefilling += 1
-        taken.append(one)
-    if taken:
-        length = llm.table.prefill_s(llm.prefill_sm, tokens) + llm.step_s + llm.sequence_s * len(taken)
-        unit.jobs.append(_Job(llm, length, llm.prefill_sm, 0.0, taken))
-    return bool(taken)
+        prompts.append(request)
+    if prompts:
+        length = llm.table.prefill_s(llm.prefill_sm, tokens) + llm.step_s + llm.sequence_s * len(prompts)
+        unit.jobs.append(_Job(llm, length, llm.prefill_sm, 0.0, prompts))
+    return bool(prompts)
 
 
 def _decode(unit: _Unit, llm: Llm) -> bool:
     """Start one step of all sequences of a model."""
-    for one in llm.fresh:
-        insort(llm.ends, (llm.steps + one.output - 1, one.arrival_s, one))
-        llm.context += one.prompt
+    for request in llm.fresh:
+        insort(llm.ends, (llm.steps + request.output - 1, request.arrival_s, request))
+        llm.context += request.prompt
     llm.fresh.clear()
     while len(llm.ends) > 1 and unit.held_bytes + len(llm.ends) * llm.kv_token_bytes > unit.pool_bytes:
         _preempt(unit, llm)
@@ -264,27 +264,27 @@ def _end(unit: _Unit, job: _Job, now: float) -> None:
     llm = job.llm
     if job.prompts is not None:
         llm.prefilling = 0
-        for one in job.prompts:
-            one.first_s = now if one.first_s < 0.0 else one.first_s
-            if one.output <= 1:
-                _finish(unit, llm, one, one.prompt, now)
+        for request in job.prompts:
+            request.first_s = now if request.first_s < 0.0 else request.first_s
+            if request.output <= 1:
+                _finish(unit, llm, request, request.prompt, now)
             else:
-                llm.fresh.append(one)
+                llm.fresh.append(request)
         return
     llm.decoding = False
     llm.steps += 1
     while llm.ends and llm.ends[0][0] <= llm.steps:
-        _, _, one = llm.ends.pop(0)
-        llm.context -= one.prompt + one.output - 1
-        _finish(unit, llm, one, one.prompt + one.output - 1, now)
+        _, _, request = llm.ends.pop(0)
+        llm.context -= request.prompt + request.output - 1
+        _finish(unit, llm, request, request.prompt + request.output - 1, now)
 
 
-def _finish(unit: _Unit, llm: Llm, one: Asked, tokens: int, now: float) -> None:
+def _finish(unit: _Unit, llm: Llm, request: Asked, tokens: int, now: float) -> None:
     unit.held_bytes -= tokens * llm.kv_token_bytes
     unit.full = False
     llm.finished += 1
-    llm.latency_s += now - one.arrival_s
-    llm.last_finish_s = one.last_s = now
+    llm.latency_s += now - request.arrival_s
+    llm.last_finish_s = request.last_s = now
 
 
 def _adapt(llms: list[Llm]) -> None:

@@ -54,11 +54,11 @@ def place_models(
 ) -> Placed:
     """Several models on one cluster by AlpaServe or MuxServe. Raises UserError."""
     several = several_of(models, rate, cluster, deployment, workload, limits)
-    found = search_alpaserve(several) if method == "alpaserve" else search_muxserve(several)
-    placed = {name for group in found.groups for name in group.models}
+    grouping = search_alpaserve(several) if method == "alpaserve" else search_muxserve(several)
+    placed = {name for group in grouping.groups for name in group.models}
     lacking = [model.name for model in several.models if model.name not in placed]
     without = (f"{', '.join(lacking)}: no place, so none of their requests is served",) if lacking else ()
-    return Placed(method, 1.0, found, without)
+    return Placed(method, 1.0, grouping, without)
 
 
 def several_of(

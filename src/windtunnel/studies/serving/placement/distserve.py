@@ -108,32 +108,34 @@ def high_affinity(prefill: PhaseGoodput, decode: PhaseGoodput, choices: list[Lay
 def low_affinity(pair: PairGoodput, choices: list[Layout], gpus_per_node: int, rate_per_s: float) -> Placement:
     """Algorithm 2: both phases in one node, simulated together, and the pair replicated. Raises SpecError."""
     _positive(rate_per_s)
-    tried = []
+    candidates = []
     for first in choices:
         for second in choices:
             if first[0] * first[1] + second[0] * second[1] <= gpus_per_node:
-                tried.append(Candidate(first, second, pair(first, second)))
-    best, after = _best(tried, f"pair on {gpus_per_node} GPUs")
+                candidates.append(Candidate(first, second, pair(first, second)))
+    best, after = _best(candidates, f"pair on {gpus_per_node} GPUs")
     assert best.prefill is not None
     assert best.decode is not None
     copies = ceil(rate_per_s / best.goodput_per_s)
-    return Placement(best.prefill, best.decode, copies, copies, rate_per_s, best.per_gpu, tuple(tried), after)
+    return Placement(best.prefill, best.decode, copies, copies, rate_per_s, best.per_gpu, tuple(candidates), after)
 
 
-def _best(tried: list[Candidate], what: str) -> tuple[Candidate, Candidate | None]:
-    able = [candidate for candidate in tried if candidate.goodput_per_s > 0.0]
+def _best(candidates: list[Candidate], what: str) -> tuple[Candidate, Candidate | None]:
+    able = [candidate for candidate in candidates if candidate.goodput_per_s > 0.0]
     if not able:
-        raise SpecError("placement", f"{len(tried)} candidates", f"no {what} holds the limits at any rate; loosen them")
-    ranked = sorted(able, key=lambda one: (-one.per_gpu, one.gpus))
+        raise SpecError(
+            "placement", f"{len(candidates)} candidates", f"no {what} holds the limits at any rate; loosen them"
+        )
+    ranked = sorted(able, key=lambda candidate: (-candidate.per_gpu, candidate.gpus))
     return ranked[0], ranked[1] if len(ranked) > 1 else None
 
 
-def _told(one: Candidate) -> dict[str, object]:
+def _told(candidate: Candidate) -> dict[str, object]:
     return {
-        "prefill": one.prefill,
-        "decode": one.decode,
-        "goodput_per_s": one.goodput_per_s,
-        "goodput_per_gpu_per_s": one.per_gpu,
+        "prefill": candidate.prefill,
+        "decode": candidate.decode,
+        "goodput_per_s": candidate.goodput_per_s,
+        "goodput_per_gpu_per_s": candidate.per_gpu,
     }
 
 

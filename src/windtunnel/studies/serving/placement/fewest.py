@@ -97,40 +97,40 @@ def fewest(
     shapes: Sequence[Shape], most_gpus: int, run: Callable[[Plan], Ran[Outcome]], *, apart: bool, runs: int
 ) -> Found[Outcome] | None:
     """The plans with the fewest GPUs that hold; None where none was found. `runs`: how many may be run."""
-    known: dict[Plan, Ran[Outcome]] = {}
+    results: dict[Plan, Ran[Outcome]] = {}
 
-    def tried(plan: Plan) -> bool:
-        if plan not in known:
-            known[plan] = run(plan)
-        return known[plan].holds
+    def holds(plan: Plan) -> bool:
+        if plan not in results:
+            results[plan] = run(plan)
+        return results[plan].holds
 
     best = most_gpus + 1
     for shape in shapes:
-        if shape.least is not None and len(known) < runs:
-            best = min(best, grown(Plan(shape, max(1, shape.least)), best - 1, tried))
-    able = [one for one in shapes if one.least_prefill is not None] if apart else []
-    lean = min(able, key=lambda one: (one.least_prefill or 1) * one.gpus, default=None)
+        if shape.least is not None and len(results) < runs:
+            best = min(best, grown(Plan(shape, max(1, shape.least)), best - 1, holds))
+    able = [shape for shape in shapes if shape.least_prefill is not None] if apart else []
+    lean = min(able, key=lambda shape: (shape.least_prefill or 1) * shape.gpus, default=None)
     for shape in shapes if lean is not None else ():
-        if lean is not None and shape.least_decode is not None and len(known) < runs:
+        if lean is not None and shape.least_decode is not None and len(results) < runs:
             begin = Plan(shape, max(1, shape.least_decode), lean, max(1, lean.least_prefill or 1))
-            best = min(best, grown(begin, best - 1, tried))
+            best = min(best, grown(begin, best - 1, holds))
     ruled_out = 0
     for gpus in range(1, min(best, most_gpus) + 1):
         plans = list(plans_of(shapes, gpus, apart))
         for plan in plans:
-            if plan not in known and len(known) >= runs:
+            if plan not in results and len(results) >= runs:
                 break
-            tried(plan)
+            holds(plan)
         else:
             ruled_out = gpus
-            if any(known[plan].holds for plan in plans):
+            if any(results[plan].holds for plan in plans):
                 break
             continue
         break
-    rans = sorted((ran for ran in known.values() if ran.holds), key=lambda one: (one.plan.gpus, one.rank))
+    rans = sorted((ran for ran in results.values() if ran.holds), key=lambda ran: (ran.plan.gpus, ran.rank))
     if not rans:
         return None
-    return Found(tuple(rans), len(known), min(ruled_out + 1, rans[0].plan.gpus))
+    return Found(tuple(rans), len(results), min(ruled_out + 1, rans[0].plan.gpus))
 
 
 def grown(begin: Plan, most_gpus: int, holds: Callable[[Plan], bool]) -> int:

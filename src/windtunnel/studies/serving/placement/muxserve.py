@@ -88,9 +88,9 @@ def estimate(models: Sequence[Model], mesh: Mesh, gpu_bytes: float) -> list[floa
     while True:
         now = throughput()
         lacking = [
-            (got / one.rate_per_s, place)
-            for place, (one, got) in enumerate(zip(placed, now, strict=True))
-            if got + min(0.5, 0.1 * got) <= one.rate_per_s and batch[place] < most[place]
+            (got / model.rate_per_s, place)
+            for place, (model, got) in enumerate(zip(placed, now, strict=True))
+            if got + min(0.5, 0.1 * got) <= model.rate_per_s and batch[place] < most[place]
         ]
         if not lacking:
             return [min(got, model.rate_per_s) for model, got in zip(placed, now, strict=True)]
@@ -124,8 +124,8 @@ def place_muxserve(
 
     @cache
     def estimated(mesh: Mesh) -> float | None:
-        found = estimate(models, mesh, gpu_bytes)
-        return None if found is None else sum(found)
+        throughputs = estimate(models, mesh, gpu_bytes)
+        return None if throughputs is None else sum(throughputs)
 
     @cache
     def share_of(model: int, size: int) -> float:
@@ -139,9 +139,9 @@ def place_muxserve(
     order = sorted(range(len(models)), key=lambda m: (-models[m].rate_per_s * models[m].weight_bytes, m))
     best: tuple[float, tuple[Mesh, ...]] | None = None
     second: tuple[float, tuple[Mesh, ...]] | None = None
-    tried = 0
+    attempts = 0
     for sizes in partitions(gpus, per_node):
-        tried += 1
+        attempts += 1
         meshes = [Mesh(size) for size in sizes]
         total = 0.0
         for model in order:
@@ -170,6 +170,6 @@ def place_muxserve(
                 second = (total, tuple(meshes))
     if best is None:
         raise SpecError(
-            "models", [one.name for one in models], f"do not fit on {gpus} GPUs; give more, or fewer models"
+            "models", [model.name for model in models], f"do not fit on {gpus} GPUs; give more, or fewer models"
         )
-    return MuxPlacement(best[1], best[0], tried, second)
+    return MuxPlacement(best[1], best[0], attempts, second)

@@ -65,14 +65,14 @@ class ServingPlans(Answer):
     def with_spares(self, failures: Failures) -> ServingPlans:
         """The same plans, those first that have the fewest GPUs with their spares. Raises UserError."""
         spares = {plan.plan: spares_of(plan.plan, failures) for plan in self.found.plans}
-        order = sorted(self.found.plans, key=lambda one: one.plan.gpus + spares[one.plan].gpus)
-        said = list(self.warnings)
+        order = sorted(self.found.plans, key=lambda plan: plan.plan.gpus + spares[plan.plan].gpus)
+        warnings = list(self.warnings)
         whole = order[0].plan.gpus + spares[order[0].plan].gpus
         if whole > self.asked.cluster.n_gpus:
-            said.append(
+            warnings.append(
                 f"with its spares the plan takes {whole:,} GPUs, and the cluster has {self.asked.cluster.n_gpus:,}"
             )
-        return replace(self, found=replace(self.found, plans=tuple(order)), warnings=tuple(said), spares=spares)
+        return replace(self, found=replace(self.found, plans=tuple(order)), warnings=tuple(warnings), spares=spares)
 
     @property
     def provenance(self) -> dict[str, object]:
@@ -96,59 +96,59 @@ class ServingPlans(Answer):
             "proved": self.found.gap == 0.0,
         }
 
-    def _told(self, one: Ran[ServingResult]) -> dict[str, object]:
-        best, result = min(every.plan.gpus for every in self.found.plans), one.outcome
-        spares = {} if self.spares is None else {"spares": plain(self.spares[one.plan])}
+    def _told(self, plan: Ran[ServingResult]) -> dict[str, object]:
+        best, result = min(every.plan.gpus for every in self.found.plans), plan.outcome
+        spares = {} if self.spares is None else {"spares": plain(self.spares[plan.plan])}
         return {
-            "gpus": one.plan.gpus,
-            "layout": one.plan.words,
+            "gpus": plan.plan.gpus,
+            "layout": plan.plan.words,
             "cost_per_million_tokens": result.cost_per_million_tokens,
             "attainment": result.slo_attainment,
             "ttft_p99_s": result.ttft.p99 if result.ttft else None,
             "tpot_p99_s": result.tpot.p99 if result.tpot else None,
             "output_tokens_per_s": result.output_tokens_per_s,
             "gap": self.found.gap
-            if one.plan.gpus == best
-            else (one.plan.gpus - self.found.ruled_out_below) / one.plan.gpus,
+            if plan.plan.gpus == best
+            else (plan.plan.gpus - self.found.ruled_out_below) / plan.plan.gpus,
             **spares,
         }
 
 
-def plan_for(asked: Sought) -> ServingPlans:
+def plan_for(sought: Sought) -> ServingPlans:
     """Search. Raises UserError where limits are missing or nothing holds them."""
-    if not asked.limits:
+    if not sought.limits:
         raise UserError("a plan needs limits: add --ttft 1s, --tpot 50ms or both")
-    if asked.workload.arrival_ns is None:
-        raise SpecError("concurrency", asked.workload.concurrency, "a plan is for a rate: use an open loop")
+    if sought.workload.arrival_ns is None:
+        raise SpecError("concurrency", sought.workload.concurrency, "a plan is for a rate: use an open loop")
     engines: dict[str, Engine] = {}
     priced: dict[Deployment, Engine] = {}
-    for one in deployments_of(asked):
-        if (engine := _engine(asked, one)) is not None:
-            alike = priced.setdefault(replace(one, max_num_batched_tokens=None), engine)
-            engines[name_of(one)] = replace(engine, times=alike.times)  # a step's budget changes no price
+    for deployment in deployments_of(sought):
+        if (engine := _engine(sought, deployment)) is not None:
+            alike = priced.setdefault(replace(deployment, max_num_batched_tokens=None), engine)
+            engines[name_of(deployment)] = replace(engine, times=alike.times)  # a step's budget changes no price
     shapes = []
     for name, engine in engines.items():
-        both, prefills, decodes = bounds_of(engine, asked.workload, asked.limits, asked.attain)
-        if engine.deployment.max_num_batched_tokens != asked.deployment.max_num_batched_tokens:
+        both, prefills, decodes = bounds_of(engine, sought.workload, sought.limits, sought.attain)
+        if engine.deployment.max_num_batched_tokens != sought.deployment.max_num_batched_tokens:
             prefills = decodes = None  # pools apart are started alike
-        if prefills is not None and asked.cluster.n_gpus > engine.gpus:
-            prefills = _prefills(asked, engine, prefills)
+        if prefills is not None and sought.cluster.n_gpus > engine.gpus:
+            prefills = _prefills(sought, engine, prefills)
         shapes.append(Shape(name, engine.gpus, both, prefills, decodes))
-    apart = asked.cluster.n_gpus > 1
+    apart = sought.cluster.n_gpus > 1
 
     def run(plan: Plan) -> Ran[ServingResult]:
-        return ran(asked, engines, plan)
+        return ran(sought, engines, plan)
 
-    found = fewest(shapes, asked.cluster.n_gpus, run, apart=apart, runs=asked.runs)
-    if found is None:
+    plans = fewest(shapes, sought.cluster.n_gpus, run, apart=apart, runs=sought.runs)
+    if plans is None:
         least = min((shape.gpus * shape.least for shape in shapes if shape.least), default=None)
-        most = asked.cluster.n_gpus
-        told = f"no layout can hold the limits on {format_many(most, 'GPU')}"
+        most = sought.cluster.n_gpus
+        problem = f"no layout can hold the limits on {format_many(most, 'GPU')}"
         if least is not None:
-            told = f"none of the plans that were run, from {least} to {format_many(most, 'GPU')}, holds the limits"
-        raise UserError(f"{told}: use more GPUs, other limits, or more --runs")
-    said = () if found.gap == 0.0 else (f"not proved: {asked.runs} runs left plans with fewer GPUs open (--runs)",)
-    return ServingPlans(asked, found, {name: engine.deployment for name, engine in engines.items()}, said)
+            problem = f"none of the plans that were run, from {least} to {format_many(most, 'GPU')}, holds the limits"
+        raise UserError(f"{problem}: use more GPUs, other limits, or more --runs")
+    warnings = () if plans.gap == 0.0 else (f"not proved: {sought.runs} runs left plans with fewer GPUs open (--runs)",)
+    return ServingPlans(sought, plans, {name: engine.deployment for name, engine in engines.items()}, warnings)
 
 
 def _prefills(sought: Sought, engine: Engine, least: int) -> int | None:
@@ -175,9 +175,9 @@ def _prefills(sought: Sought, engine: Engine, least: int) -> int | None:
     return n
 
 
-def deployments_of(asked: Sought) -> Iterator[Deployment]:
+def deployments_of(sought: Sought) -> Iterator[Deployment]:
     """The space of one replica."""
-    cluster, base, model = asked.cluster, asked.deployment, asked.model
+    cluster, base, model = sought.cluster, sought.deployment, sought.model
     domain = min(cluster.gpus_in_domain, cluster.n_gpus)
     routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
     profile = load_engine(base.engine).on(cluster.gpu)
@@ -186,7 +186,7 @@ def deployments_of(asked: Sought) -> Iterator[Deployment]:
         budgets.append(SMALL_STEP)
     for tp in _powers(domain):
         for pp in _powers(cluster.n_gpus // tp):
-            if pp > 1 and _fits(asked, replace(base, tp=tp, pp=pp // 2, attn_dp=1, moe_tp=None, moe_ep=None)):
+            if pp > 1 and _fits(sought, replace(base, tp=tp, pp=pp // 2, attn_dp=1, moe_tp=None, moe_ep=None)):
                 break  # more stages make no answer faster
             for dp in _powers(domain // tp) if routed and pp == 1 else (1,):
                 spread = {tp * dp} | ({1} if dp == 1 else set()) if routed else {None}
@@ -197,46 +197,46 @@ def deployments_of(asked: Sought) -> Iterator[Deployment]:
                         )
 
 
-def name_of(one: Deployment) -> str:
+def name_of(deployment: Deployment) -> str:
     """tp4, tp2ep2, dp8ep8, each with its tokens of a step where they are not the engine's default."""
-    sizes = (("tp", one.tp), ("pp", one.pp), ("dp", one.attn_dp), ("ep", one.moe_ep or 1))
+    sizes = (("tp", deployment.tp), ("pp", deployment.pp), ("dp", deployment.attn_dp), ("ep", deployment.moe_ep or 1))
     words = "".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
-    return words if one.max_num_batched_tokens is None else f"{words}@{one.max_num_batched_tokens}"
+    return words if deployment.max_num_batched_tokens is None else f"{words}@{deployment.max_num_batched_tokens}"
 
 
 def _powers(most: int) -> list[int]:
     return [1 << power for power in range(max(1, most).bit_length())]
 
 
-def _fits(asked: Sought, deployment: Deployment) -> bool:
-    return _engine(asked, deployment) is not None
+def _fits(sought: Sought, deployment: Deployment) -> bool:
+    return _engine(sought, deployment) is not None
 
 
-def _engine(asked: Sought, deployment: Deployment) -> Engine | None:
-    return candidate(asked.model, asked.cluster, deployment)
+def _engine(sought: Sought, deployment: Deployment) -> Engine | None:
+    return candidate(sought.model, sought.cluster, deployment)
 
 
-def ran(asked: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[ServingResult]:
+def ran(sought: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[ServingResult]:
     """A plan simulated, and whether it holds the limits."""
-    engine, slo = engines[plan.shape.name], dict(asked.limits)
+    engine, slo = engines[plan.shape.name], dict(sought.limits)
     if plan.prefill is None:
-        result = serve_with(engine, asked.workload, replicas=plan.n, slo=slo, cost_per_gpu_hour=asked.price)
+        result = serve_with(engine, sought.workload, replicas=plan.n, slo=slo, cost_per_gpu_hour=sought.price)
     else:
-        pools = pools_for(asked, engines[plan.prefill.name].deployment, engine.deployment, plan)
+        pools = pools_for(sought, engines[plan.prefill.name].deployment, engine.deployment, plan)
         if pools is None:
-            result = serve_with(engine, asked.workload, replicas=1, slo=slo)
+            result = serve_with(engine, sought.workload, replicas=1, slo=slo)
             return Ran(plan, False, (0.0,), result)
-        result = run_pools(pools, asked.cluster, asked.workload, slo, asked.price)
+        result = run_pools(pools, sought.cluster, sought.workload, slo, sought.price)
     attained = result.slo_attainment or 0.0
-    holds = attained >= asked.attain and result.regime != "over" and result.feasible
+    holds = attained >= sought.attain and result.regime != "over" and result.feasible
     mean = result.e2e.mean if result.e2e is not None else 0.0
     return Ran(plan, holds, (-attained, mean), result)
 
 
-def pools_for(asked: Sought, prefill: Deployment, decode: Deployment, plan: Plan) -> Pools | None:
+def pools_for(sought: Sought, prefill: Deployment, decode: Deployment, plan: Plan) -> Pools | None:
     """The pools of a plan; None where the sides do not go together."""
     try:
-        pools = pools_of(asked.model, asked.cluster, (plan.n_prefill, prefill), (plan.n, decode), asked.priced)
+        pools = pools_of(sought.model, sought.cluster, (plan.n_prefill, prefill), (plan.n, decode), sought.priced)
     except (LayoutError, SpecError):
         return None
     return pools if pools.fits else None

@@ -43,23 +43,23 @@ class Question:
     rate_per_s: float  # that the placement must carry
 
 
-def search_distserve(asked: Question) -> Placement:
+def search_distserve(question: Question) -> Placement:
     """The placement. Raises UserError where limits are missing, SpecError where nothing holds them."""
-    if not {"ttft_s", "tpot_s"} <= set(asked.slo):
+    if not {"ttft_s", "tpot_s"} <= set(question.slo):
         raise UserError("a search for two phases needs both limits: add --ttft 1s --tpot 50ms")
-    if asked.workload.arrival_ns is None:
-        raise SpecError("--concurrency", asked.workload.concurrency, "goodput is a rate: use an open loop")
-    cluster = asked.cluster
+    if question.workload.arrival_ns is None:
+        raise SpecError("--concurrency", question.workload.concurrency, "goodput is a rate: use an open loop")
+    cluster = question.cluster
     domain = min(cluster.gpus_in_domain, cluster.n_gpus)
     if cluster.n_gpus < 2:
         raise SpecError("--cluster", cluster.name, "prompts and answers apart take two GPUs at least")
     if cluster.n_gpus <= cluster.gpus_in_domain:
         choices = list(layouts(domain - 1))
-        _check_room(asked, choices)
-        return low_affinity(lambda p, d: _pair(asked, p, d), choices, domain, asked.rate_per_s)
+        _check_room(question, choices)
+        return low_affinity(lambda p, d: _pair(question, p, d), choices, domain, question.rate_per_s)
     choices = list(layouts(cluster.n_gpus, -(-cluster.n_gpus // domain), domain))
-    _check_room(asked, choices)
-    return high_affinity(lambda p: _prefill(asked, p), lambda d: _decode(asked, d), choices, asked.rate_per_s)
+    _check_room(question, choices)
+    return high_affinity(lambda p: _prefill(question, p), lambda d: _decode(question, d), choices, question.rate_per_s)
 
 
 def _check_room(question: Question, choices: Sequence[Layout]) -> None:
@@ -67,47 +67,49 @@ def _check_room(question: Question, choices: Sequence[Layout]) -> None:
     shortest = int((question.workload.input_tokens + question.workload.output_tokens).min())
     engines = (_engine(question, layout) for layout in choices)
     if not any(engine is not None and engine.longest >= shortest for engine in engines):
-        told = f"no layout has room for {question.model.name} and a request of {shortest} tokens"
-        raise SpecError("--cluster", question.cluster.name, f"{told}: use more GPUs, or fewer bits")
+        problem = f"no layout has room for {question.model.name} and a request of {shortest} tokens"
+        raise SpecError("--cluster", question.cluster.name, f"{problem}: use more GPUs, or fewer bits")
 
 
-def _pair(asked: Question, prefill: Layout, decode: Layout) -> float:
+def _pair(question: Question, prefill: Layout, decode: Layout) -> float:
     try:
-        sides = [(1, asked.deployment.cut(*layout)) for layout in (prefill, decode)]
-        pools = pools_of(asked.model, asked.cluster, sides[0], sides[1])
+        sides = [(1, question.deployment.cut(*layout)) for layout in (prefill, decode)]
+        pools = pools_of(question.model, question.cluster, sides[0], sides[1])
     except (LayoutError, SpecError):
         return 0.0  # heads or layers do not divide: no candidate
     if not (pools.prefill.fits and pools.decode.fits):
         return 0.0
     longest = min(pools.prefill.longest, pools.decode.longest)
-    return _highest(asked, asked.workload, lambda: pools.server(asked.cluster), pools.prefill, longest, asked.slo)
+    return _highest(
+        question, question.workload, lambda: pools.server(question.cluster), pools.prefill, longest, question.slo
+    )
 
 
-def _prefill(asked: Question, layout: Layout) -> float:
+def _prefill(question: Question, layout: Layout) -> float:
     """One instance that computes prompts only: requests of one token, the limit on the first."""
-    engine = _engine(asked, layout)
+    engine = _engine(question, layout)
     if engine is None:
         return 0.0
     engine = replace(engine, rules=replace(engine.rules, reserve="prompt", lag=False))
-    prompts = replace(asked.workload, output_tokens=np.ones_like(asked.workload.output_tokens))
-    return _highest(asked, prompts, engine.replica, engine, engine.longest, {"ttft_s": asked.slo["ttft_s"]})
+    prompts = replace(question.workload, output_tokens=np.ones_like(question.workload.output_tokens))
+    return _highest(question, prompts, engine.replica, engine, engine.longest, {"ttft_s": question.slo["ttft_s"]})
 
 
-def _decode(asked: Question, layout: Layout) -> float:
+def _decode(question: Question, layout: Layout) -> float:
     """One instance that decodes only, the limit on the tokens after the first."""
-    engine = _engine(asked, layout)
+    engine = _engine(question, layout)
     if engine is None:
         return 0.0
-    limit = {"tpot_s": asked.slo["tpot_s"]}
-    return _highest(asked, asked.workload, lambda: DecodeOnly(engine.replica()), engine, engine.longest, limit)
+    limit = {"tpot_s": question.slo["tpot_s"]}
+    return _highest(question, question.workload, lambda: DecodeOnly(engine.replica()), engine, engine.longest, limit)
 
 
-def _engine(asked: Question, layout: Layout) -> Engine | None:
-    return candidate(asked.model, asked.cluster, asked.deployment.cut(*layout))
+def _engine(question: Question, layout: Layout) -> Engine | None:
+    return candidate(question.model, question.cluster, question.deployment.cut(*layout))
 
 
 def _highest(
-    asked: Question,
+    question: Question,
     workload: Workload,
     server: Callable[[], Server],
     engine: Engine,
@@ -120,13 +122,13 @@ def _highest(
     """
 
     def holds(rate: float) -> bool:
-        one = server()
+        instance = server()
         load = at_rate(workload, rate)
-        sent, _ = simulate(load, [one], None, block_size=engine.rules.block_size, longest=longest)
+        sent, _ = simulate(load, [instance], None, block_size=engine.rules.block_size, longest=longest)
         hand_on(sent, engine.profile)
         stamps = stamps_of(sent)
         attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(load))
-        return attained >= asked.attain and regime_of(stamps, load) != "over"
+        return attained >= question.attain and regime_of(stamps, load) != "over"
 
     rate = min(MOST_RATE, max(LEAST_RATE, rate_of(workload)))
     low = high = rate

@@ -88,62 +88,66 @@ class Grouping:
         }
 
 
-def search_alpaserve(asked: Several) -> Grouping:
+def search_alpaserve(several: Several) -> Grouping:
     """Groups of one layout with models replicated over them. Raises UserError, SpecError."""
-    if not {"ttft_s", "tpot_s"} <= set(asked.slo):
+    if not {"ttft_s", "tpot_s"} <= set(several.slo):
         raise UserError("AlpaServe places by the share of requests in time: add --ttft 1s --tpot 50ms")
-    prompt, output = mean_lengths(asked.workload)
-    limit = asked.slo["ttft_s"] + asked.slo["tpot_s"] * (output - 1)
-    requests = requests_of(asked)
+    prompt, output = mean_lengths(several.workload)
+    limit = several.slo["ttft_s"] + several.slo["tpot_s"] * (output - 1)
+    requests = requests_of(several)
     results: list[tuple[float, int, str, tuple[Placed, ...]]] = []
-    tried = 0
-    most_op = min(asked.cluster.gpus_per_node, 8)
-    for count, op, pp in group_layouts(asked.cluster.n_gpus, most_op):
-        engines = [engine_on(asked, model, op, pp) for model in asked.models]
+    attempts = 0
+    most_op = min(several.cluster.gpus_per_node, 8)
+    for count, op, pp in group_layouts(several.cluster.n_gpus, most_op):
+        engines = [engine_on(several, model, op, pp) for model in several.models]
         able = {m: _stages(engine, prompt, output) for m, engine in enumerate(engines) if engine is not None}
         if not able:
             continue
         memory = [_weights(engine) if engine is not None else float("inf") for engine in engines]
-        found = greedy(count, memory, _capacity(asked, engines, op * pp), _simulator(asked, able, requests, limit))
-        tried += found.tried
+        placement = greedy(
+            count, memory, _capacity(several, engines, op * pp), _simulator(several, able, requests, limit)
+        )
+        attempts += placement.tried
         words = f"{count} groups of tp{op} pp{pp}"
         groups = tuple(
-            Placed(op * pp, f"tp{op} pp{pp}", tuple(asked.models[m].name for m in sorted(placed)))
-            for placed in found.groups
+            Placed(op * pp, f"tp{op} pp{pp}", tuple(several.models[m].name for m in sorted(placed)))
+            for placed in placement.groups
         )
-        results.append((found.attainment, -count * op * pp, words, groups))
-    best = sorted(results, key=lambda one: (-one[0], one[1], one[2]))
+        results.append((placement.attainment, -count * op * pp, words, groups))
+    best = sorted(results, key=lambda result: (-result[0], result[1], result[2]))
     if not best or best[0][0] <= 0.0:
-        raise SpecError("placement", f"{tried} candidates", "no placement meets the limits; loosen them, or add GPUs")
+        raise SpecError(
+            "placement", f"{attempts} candidates", "no placement meets the limits; loosen them, or add GPUs"
+        )
     after = best[1] if len(best) > 1 else None
     return Grouping(
         "alpaserve",
         best[0][3],
         best[0][0],
-        tried,
+        attempts,
         f"placements simulated on {len(results)} ways to cut the cluster",
         "" if after is None else after[2],
         None if after is None else after[0],
     )
 
 
-def meshes(asked: Several, sm_limit: float = SM_LIMIT) -> tuple[MuxPlacement, list[Shared]]:
+def meshes(several: Several, sm_limit: float = SM_LIMIT) -> tuple[MuxPlacement, list[Shared]]:
     """Models on meshes that give out so many percent of their SMs, and as placement sees them. Raises SpecError."""
-    shared = [_shared(asked, model, rate) for model, rate in zip(asked.models, asked.rates_per_s, strict=True)]
-    gpu_bytes, per_node = float(asked.cluster.gpu.usable_memory_bytes), min(asked.cluster.gpus_per_node, 8)
-    return place_muxserve(shared, asked.cluster.n_gpus, gpu_bytes, per_node, sm_limit), shared
+    shared = [_shared(several, model, rate) for model, rate in zip(several.models, several.rates_per_s, strict=True)]
+    gpu_bytes, per_node = float(several.cluster.gpu.usable_memory_bytes), min(several.cluster.gpus_per_node, 8)
+    return place_muxserve(shared, several.cluster.n_gpus, gpu_bytes, per_node, sm_limit), shared
 
 
-def search_muxserve(asked: Several) -> Grouping:
+def search_muxserve(several: Several) -> Grouping:
     """Meshes of 1, 2, 4, 8 GPUs and the models that share each. Raises SpecError."""
-    mux_placement, _ = meshes(asked)
+    mux_placement, _ = meshes(several)
 
     def placed(those: Sequence[Mesh]) -> tuple[Placed, ...]:
         return tuple(
             Placed(
                 mesh.gpus,
-                " ".join(f"{asked.models[m].name} {share:g} %" for m, share in mesh.models) or "idle",
-                tuple(asked.models[m].name for m, _ in mesh.models),
+                " ".join(f"{several.models[m].name} {share:g} %" for m, share in mesh.models) or "idle",
+                tuple(several.models[m].name for m, _ in mesh.models),
             )
             for mesh in those
         )
@@ -155,7 +159,7 @@ def search_muxserve(asked: Several) -> Grouping:
         mux_placement.throughput_per_s,
         mux_placement.tried,
         "partitions of the cluster into meshes",
-        " + ".join(f"{format_many(one.gpus, 'GPU')} {one.layout}" for one in placed(next_meshes)),
+        " + ".join(f"{format_many(group.gpus, 'GPU')} {group.layout}" for group in placed(next_meshes)),
         next_value,
     )
 
@@ -165,18 +169,18 @@ def mean_lengths(workload: Workload) -> tuple[int, int]:
     return max(1, round(float(workload.input_tokens.mean()))), max(1, round(float(workload.output_tokens.mean())))
 
 
-def requests_of(asked: Several) -> list[tuple[float, int]]:
+def requests_of(several: Several) -> list[tuple[float, int]]:
     """(arrival, model) at the sum of the rates, each model by its share of it."""
-    rates = np.array(asked.rates_per_s)
-    load = at_rate(asked.workload, float(rates.sum()))
+    rates = np.array(several.rates_per_s)
+    load = at_rate(several.workload, float(rates.sum()))
     assert load.arrival_ns is not None
     whose = np.random.default_rng([0, 2]).choice(len(rates), len(load), p=rates / rates.sum())
     return list(zip((load.arrival_ns * 1e-9).tolist(), whose.tolist(), strict=True))
 
 
-def engine_on(asked: Several, model: Model, tp: int, pp: int = 1) -> Engine | None:
+def engine_on(several: Several, model: Model, tp: int, pp: int = 1) -> Engine | None:
     """Of one model on so many GPUs; None where it does not fit."""
-    return candidate(model, asked.cluster, asked.deployment.cut(tp, pp))
+    return candidate(model, several.cluster, several.deployment.cut(tp, pp))
 
 
 def _stages(engine: Engine, prompt: int, output: int) -> tuple[float, ...]:
@@ -200,27 +204,27 @@ def _capacity(several: Several, engines: Sequence[Engine | None], gpus: int) -> 
 
 
 def _simulator(
-    asked: Several, stages: Mapping[int, tuple[float, ...]], requests: list[tuple[float, int]], limit: float
+    several: Several, stages: Mapping[int, tuple[float, ...]], requests: list[tuple[float, int]], limit: float
 ) -> Callable[[Groups], Outcome]:
-    limits = [limit] * len(asked.models)
+    limits = [limit] * len(several.models)
 
     def simulate(groups: Groups) -> Outcome:
         placed = [Group({m: stages[m] for m in sorted(group) if m in stages}) for group in groups]
         served = serve_groups(placed, requests, limits, slack_s=0.0)
-        unserved = [0] * len(asked.models)
+        unserved = [0] * len(several.models)
         busy = [0.0] * len(placed)
-        met = 0
-        for one in served:
-            if one.end_s - one.arrival_s <= limit:
-                met += 1
+        in_time = 0
+        for request in served:
+            if request.end_s - request.arrival_s <= limit:
+                in_time += 1
             else:
-                unserved[one.model] += 1
+                unserved[request.model] += 1
         for place, models in enumerate(groups):  # a model's work is spread over the groups that have it
             for m in models:
                 holders = sum(1 for other in groups if m in other)
-                wanted = sum(1 for one in served if one.model == m)
+                wanted = sum(1 for request in served if request.model == m)
                 busy[place] += wanted / holders * stages[m][0] if m in stages else 0.0
-        return Outcome(met / max(1, len(served)), tuple(unserved), tuple(busy))
+        return Outcome(in_time / max(1, len(served)), tuple(unserved), tuple(busy))
 
     return simulate
 
@@ -237,15 +241,15 @@ def decode_slower(share: float, batch: int) -> float:
     return 1.0 + slope * (100.0 / share - 1.0)
 
 
-def _shared(asked: Several, model: Model, rate: float) -> Shared:
+def _shared(several: Several, model: Model, rate: float) -> Shared:
     """A model as MuxServe's placement sees it."""
-    prompt, output = mean_lengths(asked.workload)
+    prompt, output = mean_lengths(several.workload)
 
     @cache
     def engine(gpus: int) -> Engine | None:
-        return engine_on(asked, model, gpus)
+        return engine_on(several, model, gpus)
 
-    sizes = [size for size in (1, 2, 4, 8) if size <= min(asked.cluster.gpus_per_node, asked.cluster.n_gpus)]
+    sizes = [size for size in (1, 2, 4, 8) if size <= min(several.cluster.gpus_per_node, several.cluster.n_gpus)]
     fitting = [size for size in sizes if engine(size) is not None]
     if not fitting:
         raise SpecError("model", model.name, f"does not fit on {sizes[-1]} GPUs of one node")
@@ -253,17 +257,17 @@ def _shared(asked: Several, model: Model, rate: float) -> Shared:
     assert least is not None
 
     def decode_s(gpus: int, share: float, batch: int) -> float:
-        one = engine(gpus)
-        assert one is not None
-        spent = one.times.decode(batch).at(batch * (prompt + output // 2)) / TICKS_PER_S
+        instance = engine(gpus)
+        assert instance is not None
+        spent = instance.times.decode(batch).at(batch * (prompt + output // 2)) / TICKS_PER_S
         return spent * decode_slower(share, batch)
 
     def prefill_s(gpus: int, batch: int) -> float:
-        one = engine(gpus)
-        assert one is not None
-        spent = one.times.mixed(0, 0, [(prompt, 0)] * batch, batch) / TICKS_PER_S
+        instance = engine(gpus)
+        assert instance is not None
+        spent = instance.times.mixed(0, 0, [(prompt, 0)] * batch, batch) / TICKS_PER_S
         return spent * prefill_slower(PREFILL_SHARE)
 
-    kv = kv_format(least.deployment, least.profile, asked.cluster)
+    kv = kv_format(least.deployment, least.profile, several.cluster)
     token = kv_bytes_per_token(model, replace(least.deployment, tp=1, pp=1), kv)
     return Shared(model.name, rate, _weights(least), token, prompt, output, decode_s, prefill_s, tuple(fitting))

@@ -70,8 +70,8 @@ def fewest_spares(needed: int, up: float, available: float) -> int:
     for spare in range(MOST + 1) if up >= LEAST_UP else ():
         if share_held(needed, spare, up) >= available:
             return spare
-    told = f"a replica is up for {up:.0%} of the time: no {MOST:,} spares hold the rate for {available:.6g} of it"
-    raise UserError(f"{told}: give a longer --mtbf-gpu, a shorter --repair, or a smaller --available")
+    problem = f"a replica is up for {up:.0%} of the time: no {MOST:,} spares hold the rate for {available:.6g} of it"
+    raise UserError(f"{problem}: give a longer --mtbf-gpu, a shorter --repair, or a smaller --available")
 
 
 def spares_of(plan: Plan, failures: Failures) -> Spares:
@@ -80,17 +80,17 @@ def spares_of(plan: Plan, failures: Failures) -> Spares:
     alone = fewest_spares(plan.gpus, failures.up(1), share)
     if plan.prefill is None:
         spare = fewest_spares(plan.n, up, share)
-        held, without = share_held(plan.n, spare, up), share_held(plan.n, 0, up)
-        return Spares(spare, 0, spare * shape.gpus, alone, held, without)
+        with_spares, without = share_held(plan.n, spare, up), share_held(plan.n, 0, up)
+        return Spares(spare, 0, spare * shape.gpus, alone, with_spares, without)
     first, first_up = plan.prefill, failures.up(plan.prefill.gpus)
     without = share_held(plan.n, 0, up) * share_held(plan.n_prefill, 0, first_up)
-    found: list[Spares] = []
+    options: list[Spares] = []
     spare = fewest_spares(plan.n_prefill, first_up, share)
-    while not found or spare * first.gpus < min(spares.gpus for spares in found):
+    while not options or spare * first.gpus < min(spares.gpus for spares in options):
         of_first = share_held(plan.n_prefill, spare, first_up)
         if of_first >= share:
             decode = fewest_spares(plan.n, up, share / of_first)
-            held = of_first * share_held(plan.n, decode, up)
-            found.append(Spares(decode, spare, decode * shape.gpus + spare * first.gpus, alone, held, without))
+            with_spares = of_first * share_held(plan.n, decode, up)
+            options.append(Spares(decode, spare, decode * shape.gpus + spare * first.gpus, alone, with_spares, without))
         spare += 1
-    return min(found, key=lambda spares: (spares.gpus, -spares.held))
+    return min(options, key=lambda spares: (spares.gpus, -spares.held))

@@ -61,13 +61,13 @@ class Admission:
         self.swap_in_ticks = 0  # of swapping in that the next step waits for
         self._own_tokens = 1 + drafted  # of a running sequence in a step
 
-    def forget(self, one: Sequence) -> None:
+    def forget(self, sequence: Sequence) -> None:
         """Somebody who waits goes away."""
-        self.outstanding_tokens -= one.known - one.computed
-        self.waiting.remove(one)
+        self.outstanding_tokens -= sequence.known - sequence.computed
+        self.waiting.remove(sequence)
         if self.gate is not None:
-            self.gate.waiting[one.rank] -= 1
-            self.gate.leaves(one)
+            self.gate.waiting[sequence.rank] -= 1
+            self.gate.leaves(sequence)
         if not self.waiting:
             self.gather_until = -1
 
@@ -97,8 +97,8 @@ class Admission:
             return False
         return True
 
-    def chunks(self, budget: int, kept: int, preempted: bool, clock: int) -> Chunks:
-        """Prompt tokens of the next step, `budget` at most; `kept` blocks are for those that decode beside them.
+    def chunks(self, budget: int, due: int, preempted: bool, clock: int) -> Chunks:
+        """Prompt tokens of the next step, `budget` at most; `due` blocks are for those that decode beside them.
 
         Nobody new is taken in where one was preempted for this step. `clock`: when it begins, in ticks.
         """
@@ -113,11 +113,11 @@ class Admission:
         if not preempted and self.waiting and budget > 0:
             if self.gate is None:
                 passed: list[Sequence] = []  # whose adapter has no slot: others may go first
-                self._admit(chunks, budget, kept, clock, passed)
+                self._admit(chunks, budget, due, clock, passed)
                 if passed:
                     self.waiting.extendleft(reversed(passed))
             else:
-                self._admit_by_rank(self.gate, chunks, kept, clock)
+                self._admit_by_rank(self.gate, chunks, due, clock)
                 if not chunks:
                     self.gate.nobody_came()
         if self.polls:
@@ -130,91 +130,91 @@ class Admission:
         size, longest = rules.block_size, rules.longest_chunk
         here, slots = len(self.batch.running) + len(self.prefilling), cache.slots
         while waiting and budget > 0 and here < rules.max_num_seqs:
-            one = waiting[0]
-            if slots is not None and not slots.admits(one.adapter):
+            sequence = waiting[0]
+            if slots is not None and not slots.admits(sequence.adapter):
                 passed.append(waiting.popleft())
                 continue
-            if rules.lag and self.too_late(one, here):
+            if rules.lag and self.too_late(sequence, here):
                 return
             hit, below = 0, EMPTY
-            if one.names:
-                hit = cache.known(one)
-                below = cache.below(one, hit)
-            rest = one.known - (cache.computed(one, hit, below) if below else hit * size)
+            if sequence.names:
+                hit = cache.known(sequence)
+                below = cache.below(sequence, hit)
+            rest = sequence.known - (cache.computed(sequence, hit, below) if below else hit * size)
             n = min(rest, budget, longest)
             if n < rest and not rules.chunked and (chunks or rest <= rules.longest_whole):
                 return  # whole prompts only: it waits for an empty step; one that never fits is taken in pieces
-            if not self._room_for(one, cache.fresh(one, hit) + number, here):
+            if not self._room_for(sequence, cache.fresh(sequence, hit) + number, here):
                 return
             waiting.popleft()
             here += 1
-            budget -= self._take_in(one, hit, below, n, chunks, clock)
+            budget -= self._take_in(sequence, hit, below, n, chunks, clock)
 
-    def _admit_by_rank(self, gate: RankGate, chunks: Chunks, kept: int, clock: int) -> None:
+    def _admit_by_rank(self, gate: RankGate, chunks: Chunks, due: int, clock: int) -> None:
         """The same where each attention rank has a queue and a token budget of its own."""
         rules = self.rules
         budgets = [rules.longest_chunk - self._own_tokens * count for count in gate.decoding]
-        taken = [False] * len(budgets)
+        served = [False] * len(budgets)
         here = len(self.batch.running) + len(self.prefilling)
         stay: deque[Sequence] = deque()
         while self.waiting:
-            one = self.waiting.popleft()
-            hit, rank = self.cache.known(one), one.rank
-            below = self.cache.below(one, hit)
-            rest = one.known - self.cache.computed(one, hit, below)
+            sequence = self.waiting.popleft()
+            hit, rank = self.cache.known(sequence), sequence.rank
+            below = self.cache.below(sequence, hit)
+            rest = sequence.known - self.cache.computed(sequence, hit, below)
             n = min(rest, budgets[rank])
-            if n <= 0 or (n < rest and not rules.chunked and (taken[rank] or rest <= rules.longest_whole)):
+            if n <= 0 or (n < rest and not rules.chunked and (served[rank] or rest <= rules.longest_whole)):
                 budgets[rank] = 0  # in the order of arrival
-                stay.append(one)
+                stay.append(sequence)
                 continue
-            full = here >= rules.max_num_seqs or self.too_late(one, here)
-            if full or not self._room_for(one, self.cache.fresh(one, hit) + kept, here):
-                stay.append(one)
+            full = here >= rules.max_num_seqs or self.too_late(sequence, here)
+            if full or not self._room_for(sequence, self.cache.fresh(sequence, hit) + due, here):
+                stay.append(sequence)
                 break
             here += 1
-            taken[rank] = True
+            served[rank] = True
             gate.waiting[rank] -= 1
-            self._take_in(one, hit, below, n, chunks, clock)
+            self._take_in(sequence, hit, below, n, chunks, clock)
             budgets[rank] -= n
         self.waiting.extendleft(reversed(stay))
 
-    def _take_in(self, one: Sequence, hit: int, below: list[int], n: int, chunks: Chunks, clock: int) -> int:
+    def _take_in(self, sequence: Sequence, hit: int, below: list[int], n: int, chunks: Chunks, clock: int) -> int:
         """Give a request its blocks, of which `hit` are cached, and `n` tokens of the next step; returns those."""
         rules = self.rules
-        self.cache.take_in(one, hit, below)
-        if one.scheduled_ns < 0:
+        self.cache.take_in(sequence, hit, below)
+        if sequence.scheduled_ns < 0:
             planned = self.last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
-            one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else clock >> SHIFT
-        self.outstanding_tokens -= one.computed
-        self.prefilling.append(one)
-        if rules.swap_ticks_per_block and one.generated:
-            self.swap_in_ticks += rules.swap_ticks_per_block * one.blocks
-            self.outstanding_tokens -= one.known - one.computed - 1
-            one.computed = one.known - 1
+            sequence.scheduled_ns = max(planned, sequence.queued_ns) if rules.lag else clock >> SHIFT
+        self.outstanding_tokens -= sequence.computed
+        self.prefilling.append(sequence)
+        if rules.swap_ticks_per_block and sequence.generated:
+            self.swap_in_ticks += rules.swap_ticks_per_block * sequence.blocks
+            self.outstanding_tokens -= sequence.known - sequence.computed - 1
+            sequence.computed = sequence.known - 1
             n = 1
-        chunks.append((one, n))
-        if one.names:
-            self.cache.name(one, n)
+        chunks.append((sequence, n))
+        if sequence.names:
+            self.cache.name(sequence, n)
         return n
 
-    def too_late(self, one: Sequence, here: int) -> bool:
+    def too_late(self, sequence: Sequence, here: int) -> bool:
         """Whether the next step was planned before this request, or the place for it, was there."""
         rules = self.rules
         if not rules.lag or not (self.batch.running or self.prefilling):
             return False
-        return one.queued_ns << SHIFT > self.last_start or here + self.just_finished >= rules.max_num_seqs
+        return sequence.queued_ns << SHIFT > self.last_start or here + self.just_finished >= rules.max_num_seqs
 
-    def _room_for(self, one: Sequence, fresh: int, here: int) -> bool:
+    def _room_for(self, sequence: Sequence, fresh: int, here: int) -> bool:
         rules, cache = self.rules, self.cache
         free = cache.pool.free
         if here == 0:  # alone it may have all; one that will never fit is refused before it comes here
             return fresh <= free
         if rules.reserve == "output":
-            return cache.promised + cache.final_blocks(one) <= cache.pool.total and fresh <= free
+            return cache.promised + cache.final_blocks(sequence) <= cache.pool.total and fresh <= free
         if rules.reserve == "ratio":
             ratio = expected_share(rules.reserve_ratio, self.batch.steps - self.ratio_from)
             lacking = self.batch.lacking_tokens()
             lacking += sum(other.output - other.generated for other in self.prefilling)
-            expected = ratio * lacking + (one.output - one.generated) * ratio
+            expected = ratio * lacking + (sequence.output - sequence.generated) * ratio
             return fresh + int(expected / rules.block_size) <= free
         return fresh + rules.watermark_blocks <= free

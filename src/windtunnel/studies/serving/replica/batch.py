@@ -60,34 +60,34 @@ class RunningBatch:
         """Blocks that `steps` more decode steps take."""
         return blocks_of(steps, self.due, self.steps, len(self.running))
 
-    def join(self, one: Sequence, clock: int) -> None:
+    def join(self, sequence: Sequence, clock: int) -> None:
         """A sequence whose prompt is computed decodes from the next step on."""
-        steps, context = self.steps, one.known
-        one.context = context
-        one.joined = steps
-        end = one.end_step = steps + one.output - one.generated
-        self.running[one.index] = one
-        one.ticket = self._ends.push(end, one)
+        steps, context = self.steps, sequence.known
+        sequence.context = context
+        sequence.joined = steps
+        end = sequence.end_step = steps + sequence.output - sequence.generated
+        self.running[sequence.index] = sequence
+        sequence.ticket = self._ends.push(end, sequence)
         if end < self.next_end:
             self.next_end = end
         self.context_sum += context
         self.end_sum += end
         self.due[(context - steps) % self._size] += 1
-        if self._apart or one.token_ticks < clock:
-            self._late[one.token_ticks] = self._late.get(one.token_ticks, 0) + 1
+        if self._apart or sequence.token_ticks < clock:
+            self._late[sequence.token_ticks] = self._late.get(sequence.token_ticks, 0) + 1
 
-    def leave(self, one: Sequence, before_end: bool = True) -> int:
+    def leave(self, sequence: Sequence, before_end: bool = True) -> int:
         """A sequence decodes no longer; returns the blocks that its context fills."""
-        del self.running[one.index]
+        del self.running[sequence.index]
         if before_end:
-            self._ends.cancel(one.ticket)
+            self._ends.cancel(sequence.ticket)
             self._look()
-        if self._late and one.joined == self.steps and one.token_ticks in self._late:
-            self._late[one.token_ticks] -= 1
-        context = one.context + self.steps - one.joined
+        if self._late and sequence.joined == self.steps and sequence.token_ticks in self._late:
+            self._late[sequence.token_ticks] -= 1
+        context = sequence.context + self.steps - sequence.joined
         self.context_sum -= context
-        self.end_sum -= one.end_step
-        self.due[(one.context - one.joined) % self._size] -= 1
+        self.end_sum -= sequence.end_step
+        self.due[(sequence.context - sequence.joined) % self._size] -= 1
         return -(-context // self._size)
 
     def pop_ended(self) -> Sequence:

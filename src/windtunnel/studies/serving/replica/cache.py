@@ -27,73 +27,73 @@ class SequenceCache:
         self._size = rules.block_size
         self._beside = rules.beside_blocks
 
-    def known(self, one: Sequence) -> int:
+    def known(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that need not be computed: all but its last token at most, and whole names."""
-        if not (self._names and one.names):
+        if not (self._names and sequence.names):
             return 0
-        hit, most = self.pool.known(one.names, one.span), (one.known - 1) // self._size
-        return hit if hit <= most else most // one.span * one.span
+        hit, most = self.pool.known(sequence.names, sequence.span), (sequence.known - 1) // self._size
+        return hit if hit <= most else most // sequence.span * sequence.span
 
-    def below(self, one: Sequence, hit: int) -> list[int]:
+    def below(self, sequence: Sequence, hit: int) -> list[int]:
         """Tiers from which the names behind the first `hit` blocks are copied."""
-        if self.tiers is None or not one.names:
+        if self.tiers is None or not sequence.names:
             return []
-        tokens = self._size * one.span
-        first = hit // one.span
-        names = one.names[first : (one.known - 1) // tokens]
-        return self.tiers.find(names, one.span, tokens, first * tokens, one.known)
+        tokens = self._size * sequence.span
+        first = hit // sequence.span
+        names = sequence.names[first : (sequence.known - 1) // tokens]
+        return self.tiers.find(names, sequence.span, tokens, first * tokens, sequence.known)
 
-    def computed(self, one: Sequence, hit: int, below: list[int]) -> int:
+    def computed(self, sequence: Sequence, hit: int, below: list[int]) -> int:
         """Tokens of a prompt that need not be computed."""
-        return (hit // one.span + len(below)) * one.span * self._size if below else hit * self._size
+        return (hit // sequence.span + len(below)) * sequence.span * self._size if below else hit * self._size
 
-    def fresh(self, one: Sequence, hit: int) -> int:
+    def fresh(self, sequence: Sequence, hit: int) -> int:
         """Free blocks that a prompt takes of which the first `hit` are known."""
-        blocks = -(-one.known // self._size)
-        return (self.pool.fresh_needed(one.names, hit, blocks, one.span) if hit else blocks) + self._beside
+        blocks = -(-sequence.known // self._size)
+        return (self.pool.fresh_needed(sequence.names, hit, blocks, sequence.span) if hit else blocks) + self._beside
 
-    def take_in(self, one: Sequence, hit: int, below: list[int]) -> None:
+    def take_in(self, sequence: Sequence, hit: int, below: list[int]) -> None:
         """Give a sequence the blocks of its prompt; the first `hit` are known, names `below` the GPU are copied."""
-        pool, blocks = self.pool, -(-one.known // self._size)
+        pool, blocks = self.pool, -(-sequence.known // self._size)
         if hit:
-            one.shared = pool.share(one.names[: -(-hit // one.span)], one.span)
-        if one.names:
-            pool.lookups += len(one.names) * one.span
+            sequence.shared = pool.share(sequence.names[: -(-hit // sequence.span)], sequence.span)
+        if sequence.names:
+            pool.lookups += len(sequence.names) * sequence.span
             pool.hits += hit
         pool.take(blocks - hit + self._beside)
         if self.slots is not None:
-            self.slots.take(one.adapter)
-        one.blocks = blocks
-        one.computed = hit * self._size
+            self.slots.take(sequence.adapter)
+        sequence.blocks = blocks
+        sequence.computed = hit * self._size
         if below and self.tiers is not None:
-            self.tiers.take(below, one.span)
-            self.name(one, self.computed(one, hit, below) - one.computed)
-        one.computed = one.cached_len = self.computed(one, hit, below)
+            self.tiers.take(below, sequence.span)
+            self.name(sequence, self.computed(sequence, hit, below) - sequence.computed)
+        sequence.computed = sequence.cached_len = self.computed(sequence, hit, below)
         if self.reserves:
-            self.promised += self.final_blocks(one)
+            self.promised += self.final_blocks(sequence)
 
-    def name(self, one: Sequence, n: int) -> None:
+    def name(self, sequence: Sequence, n: int) -> None:
         """Full blocks have their names from the time that their tokens are planned: siblings in one step share them.
 
         vLLM: kv_cache_manager.allocate_slots caches blocks when it schedules; SGLang lets one of them go first.
         """
         if self._names:
-            tokens, before = self._size * one.span, one.computed
-            one.shared.extend(self.pool.name(one.names[before // tokens : (before + n) // tokens]))
+            tokens, before = self._size * sequence.span, sequence.computed
+            sequence.shared.extend(self.pool.name(sequence.names[before // tokens : (before + n) // tokens]))
 
-    def give_back(self, one: Sequence, blocks: int) -> None:
+    def give_back(self, sequence: Sequence, blocks: int) -> None:
         """A sequence holds nothing any longer; `blocks` were those of its tokens."""
         if self.slots is not None:
-            self.slots.leave(one.adapter)
+            self.slots.leave(sequence.adapter)
         if self.tiers is not None:
-            self.tiers.keep(one.names[: one.computed // (self._size * one.span)], one.span)
-        self.pool.release(blocks + self._beside, one.shared, self._names, one.span)
-        if one.shared:
-            one.shared = []
-        one.blocks = 0
+            self.tiers.keep(sequence.names[: sequence.computed // (self._size * sequence.span)], sequence.span)
+        self.pool.release(blocks + self._beside, sequence.shared, self._names, sequence.span)
+        if sequence.shared:
+            sequence.shared = []
+        sequence.blocks = 0
         if self.reserves:
-            self.promised -= self.final_blocks(one)
+            self.promised -= self.final_blocks(sequence)
 
-    def final_blocks(self, one: Sequence) -> int:
+    def final_blocks(self, sequence: Sequence) -> int:
         """What a sequence holds at its end."""
-        return -(-(one.prompt + one.output) // self._size) + self._beside
+        return -(-(sequence.prompt + sequence.output) // self._size) + self._beside

@@ -14,11 +14,11 @@ from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 
 
-def tokens_given(replica: Replica, one: Sequence, done: int) -> int:
+def tokens_given(replica: Replica, sequence: Sequence, done: int) -> int:
     """Output tokens that a sequence of this replica has, `done` steps into the run."""
-    if one.last_ns < 0 and one.index in replica.running:
-        return one.output - (one.end_step - replica.batch.steps - done)
-    return one.generated
+    if sequence.last_ns < 0 and sequence.index in replica.running:
+        return sequence.output - (sequence.end_step - replica.batch.steps - done)
+    return sequence.generated
 
 
 def blocks_held(replica: Replica, done: int) -> int:
@@ -28,16 +28,16 @@ def blocks_held(replica: Replica, done: int) -> int:
 
 def cancel(replica: Replica, index: int, now_ns: int) -> bool:
     """A client hangs up: forget its request; True if it was there. Its blocks are free at once."""
-    found = replica.running.get(index) or next(
+    sequence = replica.running.get(index) or next(
         (sequence for sequence in replica.prefilling if sequence.index == index), None
     )
-    if found is not None:
-        replica.drop(found, now_ns)
+    if sequence is not None:
+        replica.drop(sequence, now_ns)
         return True
-    found = next((sequence for sequence in replica.waiting if sequence.index == index), None)
-    if found is None:
+    sequence = next((sequence for sequence in replica.waiting if sequence.index == index), None)
+    if sequence is None:
         return False
-    replica.admission.forget(found)
+    replica.admission.forget(sequence)
     replica.load -= 1
     return True
 

@@ -25,25 +25,25 @@ class RankGate:
         self.decoding = [0] * ranks
         self._since = self._before = 0  # the step from which is counted, and the one before it
 
-    def arrives(self, one: Sequence) -> None:
+    def arrives(self, sequence: Sequence) -> None:
         """A request joins the queue of the rank with the fewest."""
-        if one.rank < 0:
-            one.rank = self.here.index(min(self.here))
-            self.here[one.rank] += 1
-        self.waiting[one.rank] += 1
+        if sequence.rank < 0:
+            sequence.rank = self.here.index(min(self.here))
+            self.here[sequence.rank] += 1
+        self.waiting[sequence.rank] += 1
 
-    def joins(self, one: Sequence) -> None:
+    def joins(self, sequence: Sequence) -> None:
         """A request begins to decode; one that was prefilled elsewhere comes to a rank now."""
-        if one.rank < 0:
-            one.rank = self.here.index(min(self.here))
-            self.here[one.rank] += 1
-        self.decoding[one.rank] += 1
+        if sequence.rank < 0:
+            sequence.rank = self.here.index(min(self.here))
+            self.here[sequence.rank] += 1
+        self.decoding[sequence.rank] += 1
 
-    def leaves(self, one: Sequence) -> None:
+    def leaves(self, sequence: Sequence) -> None:
         """A request is gone, or goes to another replica."""
-        if one.rank >= 0:
-            self.here[one.rank] -= 1
-            one.rank = -1
+        if sequence.rank >= 0:
+            self.here[sequence.rank] -= 1
+            sequence.rank = -1
 
     @property
     def ready(self) -> bool:

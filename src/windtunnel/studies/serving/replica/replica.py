@@ -123,35 +123,35 @@ class Replica:
         """When the step that runs began, or the last one ended."""
         return self._clock
 
-    def known_blocks(self, one: Sequence) -> int:
+    def known_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that the cache has already."""
-        return self.pool.known(one.names, one.span)
+        return self.pool.known(sequence.names, sequence.span)
 
     # --------------------------------------------------------------------------------------------------- stimuli
 
-    def submit(self, one: Sequence, now_ns: int) -> None:
+    def submit(self, sequence: Sequence, now_ns: int) -> None:
         """A request arrives."""
         queue, rules = self.admission, self.rules
         waiting = queue.waiting
-        waiting.append(one)
+        waiting.append(sequence)
         self.load += 1
         if queue.gate is not None:
-            queue.gate.arrives(one)
+            queue.gate.arrives(sequence)
         if queue.polls:
             queue.seen = queue.seen and len(waiting) > 1
-        queue.outstanding_tokens += one.known
+        queue.outstanding_tokens += sequence.known
         if self._mode == IDLE:
-            one.queued_ns = now_ns
+            sequence.queued_ns = now_ns
             queue.just_finished = 0
             self.wake(now_ns)
             return
         at = now_ns << SHIFT
         if self._mode == MIXED:
-            one.queued_ns = (self._clock + self._length) >> SHIFT
+            sequence.queued_ns = (self._clock + self._length) >> SHIFT
             return
         _, first, growth = self._run  # the engine looks for arrivals when the step ends during which it came
         done = steps_until(at - self._clock + 1, first, growth)
-        one.queued_ns = (self._clock + ticks_of(done, first, growth)) >> SHIFT
+        sequence.queued_ns = (self._clock + ticks_of(done, first, growth)) >> SHIFT
         if len(self.batch.running) >= rules.max_num_seqs:
             return
         if queue.gate is not None:
@@ -198,16 +198,16 @@ class Replica:
         if not queue.waiting and not queue.prefilling:
             pass  # for the most part
         elif not ((queue.polls and batch.running and queue.unseen()) or (queue.holds_back and queue.gathers())):
-            budget, kept, preempted = rules.token_budget, 0, False
+            budget, due, preempted = rules.token_budget, 0, False
             if self._mixes and batch.running:
-                kept = batch.blocks_due
-                if kept > self.pool.free:
-                    preempted = self._make_room(kept)
-                    kept = batch.blocks_due
+                due = batch.blocks_due
+                if due > self.pool.free:
+                    preempted = self._make_room(due)
+                    due = batch.blocks_due
                 budget -= len(batch.running)
-            chunks = queue.chunks(budget, kept, preempted, self._clock)
+            chunks = queue.chunks(budget, due, preempted, self._clock)
             if chunks:
-                self._begin_mixed(chunks, len(batch.running) if self._mixes else 0, kept)
+                self._begin_mixed(chunks, len(batch.running) if self._mixes else 0, due)
                 return
         if batch.running:
             self._begin_run()
@@ -373,20 +373,20 @@ class Replica:
     def _pop_finished(self, now_ns: int, finished: list[Sequence]) -> None:
         batch, cache, gate = self.batch, self.cache, self.admission.gate
         while batch.next_end <= batch.steps:
-            one = batch.pop_ended()
-            one.generated = one.output
-            one.last_ns = now_ns
-            cache.give_back(one, batch.leave(one, before_end=False))
+            sequence = batch.pop_ended()
+            sequence.generated = sequence.output
+            sequence.last_ns = now_ns
+            cache.give_back(sequence, batch.leave(sequence, before_end=False))
             if gate is not None:
-                gate.decoding[one.rank] -= 1
-                gate.leaves(one)
-            finished.append(one)
+                gate.decoding[sequence.rank] -= 1
+                gate.leaves(sequence)
+            finished.append(sequence)
 
-    def last_token_ticks(self, one: Sequence, done: int = 0) -> int:
+    def last_token_ticks(self, sequence: Sequence, done: int = 0) -> int:
         """When a running sequence got its last token, `done` steps into the run."""
         if done:
             return self._clock + ticks_of(done, *self._run[1:])
-        return self._clock - self.batch.stall_ticks if self.batch.steps > one.joined else one.token_ticks
+        return self._clock - self.batch.stall_ticks if self.batch.steps > sequence.joined else sequence.token_ticks
 
     def blocks_under_way(self) -> int:
         """Blocks that the steps under way take, or else the next one."""
@@ -408,43 +408,43 @@ class Replica:
         done = min(steps, self.steps_done(now_ns) + 1)
         return (self._clock + ticks_of(done, first, growth) + TICKS_PER_NS - 1) >> SHIFT
 
-    def drop(self, one: Sequence, now_ns: int) -> None:
+    def drop(self, sequence: Sequence, now_ns: int) -> None:
         """A sequence that was taken in leaves before its end: its blocks are free at once.
 
         A step that runs goes on without it: its price was settled when it began.
         """
-        if one.index not in self.batch.running:
-            self.admission.outstanding_tokens -= one.known - one.computed
-            self.admission.prefilling.remove(one)
-            self._chunks = [(other, n) for other, n in self._chunks if other is not one]
-            self.cache.give_back(one, one.blocks)
+        if sequence.index not in self.batch.running:
+            self.admission.outstanding_tokens -= sequence.known - sequence.computed
+            self.admission.prefilling.remove(sequence)
+            self._chunks = [(other, n) for other, n in self._chunks if other is not sequence]
+            self.cache.give_back(sequence, sequence.blocks)
         else:
             self.cut(now_ns)  # the step that runs is the last it takes part in
             if self._mode == MIXED and self._beside:
-                if (one.context + self.batch.steps - one.joined) % self.rules.block_size == 0:
+                if (sequence.context + self.batch.steps - sequence.joined) % self.rules.block_size == 0:
                     self.pool.release(1, ())  # taken for the token that it will not get
                 self._beside -= 1
-            self._leave(one)
-        self._gone(one)
+            self._leave(sequence)
+        self._gone(sequence)
         self.load -= 1
 
     # --------------------------------------------------------------------------------------------- who comes and goes
 
-    def _join(self, one: Sequence) -> None:
-        self.batch.join(one, self._clock)
+    def _join(self, sequence: Sequence) -> None:
+        self.batch.join(sequence, self._clock)
         if self.admission.gate is not None:
-            self.admission.gate.joins(one)
+            self.admission.gate.joins(sequence)
 
-    def _leave(self, one: Sequence) -> None:
+    def _leave(self, sequence: Sequence) -> None:
         """Out of the batch before its end, blocks back."""
-        self.cache.give_back(one, self.batch.leave(one))
+        self.cache.give_back(sequence, self.batch.leave(sequence))
         if self.admission.gate is not None:
-            self.admission.gate.decoding[one.rank] -= 1
+            self.admission.gate.decoding[sequence.rank] -= 1
 
-    def _gone(self, one: Sequence) -> None:
+    def _gone(self, sequence: Sequence) -> None:
         """Of no rank any more."""
         if self.admission.gate is not None:
-            self.admission.gate.leaves(one)
+            self.admission.gate.leaves(sequence)
 
     def _make_room(self, needed: int) -> bool:
         """Preempt from the tail until the running sequences can have the blocks of their next step.
@@ -456,23 +456,23 @@ class Replica:
         least = 0 if self.coming else 1
         while needed > self.pool.free and len(batch.running) + len(queue.prefilling) > least:
             if queue.prefilling:
-                one = queue.prefilling.pop()
-                queue.outstanding_tokens += one.computed
-                self.cache.give_back(one, one.blocks)
+                sequence = queue.prefilling.pop()
+                queue.outstanding_tokens += sequence.computed
+                self.cache.give_back(sequence, sequence.blocks)
             else:
-                one = next(reversed(batch.running.values()))
-                one.generated = one.output - (one.end_step - batch.steps)
-                one.token_ticks = self.last_token_ticks(one)
-                self._leave(one)
-                one.known = one.prompt + one.generated
-                queue.outstanding_tokens += one.known
+                sequence = next(reversed(batch.running.values()))
+                sequence.generated = sequence.output - (sequence.end_step - batch.steps)
+                sequence.token_ticks = self.last_token_ticks(sequence)
+                self._leave(sequence)
+                sequence.known = sequence.prompt + sequence.generated
+                queue.outstanding_tokens += sequence.known
                 needed = batch.blocks_due
                 queue.ratio_from = batch.steps
-            one.computed = 0
-            one.preemptions += 1
+            sequence.computed = 0
+            sequence.preemptions += 1
             self.tally.preemptions += 1
-            queue.waiting.appendleft(one)
+            queue.waiting.appendleft(sequence)
             if queue.gate is not None:
-                queue.gate.arrives(one)
+                queue.gate.arrives(sequence)
             preempted = True
         return preempted

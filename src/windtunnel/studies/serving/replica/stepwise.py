@@ -70,13 +70,13 @@ class StepwiseReplica:
         here = (*self.waiting, *self.running)
         return sum(sequence.known - sequence.computed for sequence in here)
 
-    def known_blocks(self, one: Sequence) -> int:
+    def known_blocks(self, sequence: Sequence) -> int:
         """None: this replica keeps no prefixes."""
         return 0
 
-    def submit(self, one: Sequence, now_ns: int) -> None:
+    def submit(self, sequence: Sequence, now_ns: int) -> None:
         """A request arrives."""
-        self.waiting.append(one)
+        self.waiting.append(sequence)
         if self._plan is None:
             self._clock = max(self._clock, now_ns << SHIFT)
             self._begin()
@@ -178,14 +178,14 @@ class StepwiseReplica:
                 self._finish(sequence, now_ns, finished)
         return finished
 
-    def _token(self, one: Sequence) -> None:
-        one.generated += 1
-        if one.token_ticks >= 0:
-            self.tally.gaps(self._clock - one.token_ticks, 0, 1, 1)
-        one.token_ticks = self._clock
+    def _token(self, sequence: Sequence) -> None:
+        sequence.generated += 1
+        if sequence.token_ticks >= 0:
+            self.tally.gaps(self._clock - sequence.token_ticks, 0, 1, 1)
+        sequence.token_ticks = self._clock
 
-    def _finish(self, one: Sequence, now_ns: int, finished: list[Sequence]) -> None:
-        one.last_ns = now_ns
-        self.pool.release(one.blocks, ())
-        self.running.remove(one)
-        finished.append(one)
+    def _finish(self, sequence: Sequence, now_ns: int, finished: list[Sequence]) -> None:
+        sequence.last_ns = now_ns
+        self.pool.release(sequence.blocks, ())
+        self.running.remove(sequence)
+        finished.append(sequence)

@@ -14,7 +14,7 @@ from windtunnel.studies.serving.routing.traits import Traits
 class LeastLoaded:
     """Fewest requests, then fewest prompt tokens."""
 
-    def choose(self, one: Sequence, servers: Listed[Server]) -> int:
+    def choose(self, sequence: Sequence, servers: Listed[Server]) -> int:
         """Index of a replica."""
         loads = [server.load for server in servers]
         least = min(loads)

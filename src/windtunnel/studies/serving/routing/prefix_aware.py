@@ -17,16 +17,16 @@ class PrefixAware:
     def __init__(self, slack: int = 8) -> None:
         self.slack = slack
 
-    def choose(self, one: Sequence, servers: Listed[Server]) -> int:
+    def choose(self, sequence: Sequence, servers: Listed[Server]) -> int:
         """Index of a replica."""
         loads = [server.load for server in servers]
         most = min(loads) + self.slack
         best, best_known, best_load = 0, -1, 0
         for place, load in enumerate(loads):
             if load <= most:
-                known = servers[place].known_blocks(one)
-                if known > best_known or (known == best_known and load < best_load):
-                    best, best_known, best_load = place, known, load
+                blocks = servers[place].known_blocks(sequence)
+                if blocks > best_known or (blocks == best_known and load < best_load):
+                    best, best_known, best_load = place, blocks, load
         return best
 
 

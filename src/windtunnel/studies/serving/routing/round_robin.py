@@ -19,7 +19,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = -1
 
-    def choose(self, one: Sequence, servers: Listed[Server]) -> int:
+    def choose(self, sequence: Sequence, servers: Listed[Server]) -> int:
         """Index of a replica."""
         self._next = (self._next + 1) % len(servers)
         return self._next

@@ -33,12 +33,12 @@ def needed(body: Mapping[str, object], key: str, where: str) -> str:
 def whole(value: Any, where: str, least: int, most: int) -> int:
     """A whole number between two. Raises SpecError."""
     try:
-        found = int(value) if not isinstance(value, bool) and int(value) == float(value) else None
+        number = int(value) if not isinstance(value, bool) and int(value) == float(value) else None
     except (TypeError, ValueError, OverflowError):
-        found = None
-    if found is None or not least <= found <= most:
+        number = None
+    if number is None or not least <= number <= most:
         raise SpecError(where, value, f"give a whole number of {least} to {most}")
-    return found
+    return number
 
 
 def nanoseconds(value: object, where: str) -> int:
@@ -48,7 +48,7 @@ def nanoseconds(value: object, where: str) -> int:
 
 def parsed_slo(text: str | None) -> dict[str, float]:
     """`ttft=1s,tpot=50ms` in seconds. Raises SpecError."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in (text or "").split(","):
         if not part.strip():
             continue
@@ -56,7 +56,7 @@ def parsed_slo(text: str | None) -> dict[str, float]:
         key = f"{name.strip().lower()}_s"
         if not equals or key not in ("ttft_s", "tpot_s"):
             raise SpecError("slo", text, "write ttft=1s,tpot=50ms")
-        found[key] = parse_time(value.strip(), "slo")
-        if found[key] <= 0.0:
+        limits[key] = parse_time(value.strip(), "slo")
+        if limits[key] <= 0.0:
             raise SpecError("slo", text, "a limit is above zero")
-    return found
+    return limits

@@ -98,7 +98,7 @@ class SharedPool:
             if scaler is not None:
                 self._loop.at(scaler.rules.every_ns, partial(self._look, model, scaler), LOOK)
         self._fill(first=True)
-        rules = [one.rules for one in self._scalers if one is not None]
+        rules = [scaler.rules for scaler in self._scalers if scaler is not None]
         settled_ns = max((rule.idle_ns + 2 * rule.every_ns for rule in rules), default=0)
         loop = self._loop
         while self._left and len(loop.events):
@@ -118,12 +118,12 @@ class SharedPool:
 
     def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
         self.now_ns = self._changed_ns = now_ns
-        one = self._instances[place]
+        instance = self._instances[place]
         for ended in finished:
             self._left -= 1
-            self._answered(one.model, ended.index)
-        if one.leaving and one.replica.load == 0:
-            self._end(one)
+            self._answered(instance.model, ended.index)
+        if instance.leaving and instance.replica.load == 0:
+            self._end(instance)
             self._fill()
 
     def _gain(self, group: str, gpus: int) -> None:
@@ -146,18 +146,18 @@ class SharedPool:
         run.sent.append(sequence)
         self._send(model, sequence)
 
-    def _send(self, model: int, one: Sequence) -> None:
-        size = one.prompt + one.output
+    def _send(self, model: int, sequence: Sequence) -> None:
+        size = sequence.prompt + sequence.output
         able = [other for other in self.runs[model].instances if self._takes(other) and other.engine.longest >= size]
         if not able:
-            self._homeless[model].append(one)
+            self._homeless[model].append(sequence)
             return
-        place = self._routers[model].choose(one, [other.replica for other in able])
-        able[place].replica.submit(one, self.now_ns)
+        place = self._routers[model].choose(sequence, [other.replica for other in able])
+        able[place].replica.submit(sequence, self.now_ns)
         self._loop.watch(able[place].number)
 
-    def _takes(self, one: Instance) -> bool:
-        return one.serving and one.number not in self._starting
+    def _takes(self, instance: Instance) -> bool:
+        return instance.serving and instance.number not in self._starting
 
     def _answered(self, model: int, index: int) -> None:
         for at, following in self._clients[model].answered(index, self.now_ns):
@@ -188,28 +188,28 @@ class SharedPool:
         replica = engine.replica()
         number = self._loop.add(replica, STEP)
         ready = self.now_ns if first else self.now_ns + served.startup_ns
-        one = Instance(model, group, engine, replica, self.now_ns, ready, number)
-        self._instances.append(one)
-        self.runs[model].instances.append(one)
+        instance = Instance(model, group, engine, replica, self.now_ns, ready, number)
+        self._instances.append(instance)
+        self.runs[model].instances.append(instance)
         self._starting.add(number)
         if first:
-            self._ready(one)
+            self._ready(instance)
         else:
-            self._at(ready, READY, partial(self._ready, one))
+            self._at(ready, READY, partial(self._ready, instance))
         self._count(model)
 
-    def _ready(self, one: Instance) -> None:
-        self._starting.discard(one.number)
-        if one.gone_ns < NEVER:
+    def _ready(self, instance: Instance) -> None:
+        self._starting.discard(instance.number)
+        if instance.gone_ns < NEVER:
             return
-        if one.leaving:
-            self._end(one)
+        if instance.leaving:
+            self._end(instance)
             self._fill()
             return
-        self._count(one.model)
-        waiting = self._homeless[one.model]
+        self._count(instance.model)
+        waiting = self._homeless[instance.model]
         for _ in range(len(waiting)):
-            self._send(one.model, waiting.popleft())
+            self._send(instance.model, waiting.popleft())
 
     def _look(self, model: int, scaler: Scaler, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -219,24 +219,24 @@ class SharedPool:
         )
         wanted = scaler.look(self.now_ns, load)
         there = [instance for instance in run.instances if instance.serving]
-        for instance in sorted(there, key=lambda one: (one.number not in self._starting, -one.number))[
+        for instance in sorted(there, key=lambda instance: (instance.number not in self._starting, -instance.number))[
             : len(there) - wanted
         ]:
             self._leave(instance)
         self._fill()
         self._loop.at(now_ns + scaler.rules.every_ns, partial(self._look, model, scaler), LOOK)
 
-    def _leave(self, one: Instance) -> None:
-        one.leaving = True
-        if one.replica.load == 0:
-            self._end(one)
-        self._count(one.model)
+    def _leave(self, instance: Instance) -> None:
+        instance.leaving = True
+        if instance.replica.load == 0:
+            self._end(instance)
+        self._count(instance.model)
 
-    def _end(self, one: Instance) -> None:
-        one.gone_ns = self.now_ns
-        self._loop.put(one.number, None)
-        self._starting.discard(one.number)
-        self._count(one.model)
+    def _end(self, instance: Instance) -> None:
+        instance.gone_ns = self.now_ns
+        self._loop.put(instance.number, None)
+        self._starting.discard(instance.number)
+        self._count(instance.model)
 
     def _notice(self, group: str, gpus: int) -> None:
         """GPUs will go: the replicas that started last are to be empty by then, and nothing new is placed on them."""
@@ -248,23 +248,23 @@ class SharedPool:
     def _too_many(self, group: str, gpus: int) -> list[Instance]:
         """Those beyond `gpus`: the ones that leave already, then the last that started."""
         here = [instance for instance in self._instances if instance.group == group and instance.gone_ns == NEVER]
-        here.sort(key=lambda one: (not one.leaving, -one.number))
-        used, found = sum(instance.engine.gpus for instance in here), []
+        here.sort(key=lambda instance: (not instance.leaving, -instance.number))
+        used, surplus = sum(instance.engine.gpus for instance in here), []
         for instance in here:
             if used <= gpus:
                 break
             used -= instance.engine.gpus
-            found.append(instance)
-        return found
+            surplus.append(instance)
+        return surplus
 
     def _lose(self, group: str, gpus: int) -> None:
         self._gpus[group] = gpus
         homeless: list[tuple[int, Sequence]] = []
         for instance in self._too_many(group, gpus):
             run = self.runs[instance.model]
-            gone = unfinished(instance.replica, self.now_ns)
-            homeless += [(instance.model, other) for other in gone]
-            run.moved += len(gone)
+            sequences = unfinished(instance.replica, self.now_ns)
+            homeless += [(instance.model, other) for other in sequences]
+            run.moved += len(sequences)
             run.lost_replicas += 1
             self._end(instance)
         for model, other in homeless:

@@ -141,7 +141,7 @@ def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
     servers = [replica for unit in units for replica in replicas_of(unit)]
     shown = first.decode if isinstance(first, Pools) else first
     hand_on(run.sent, first.profile)
-    found = summarise(shown, served.workload, servers, stamps_of(run.sent), run.refused, served.slo)
+    summary = summarise(shown, served.workload, servers, stamps_of(run.sent), run.refused, served.slo)
     there = [_seconds(instance.born_ns, instance.gone_ns, end_ns) for instance in run.instances]
     seconds = sum(there) * served.gpus
     hours = [pool.groups[instance.group].gpu_hour for instance in run.instances]
@@ -150,13 +150,13 @@ def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
     most = max((serving + starting for _, serving, starting in run.counts), default=0)
     tallies = [server.tally for server in servers]
     result = replace(
-        found,
-        gpu_watts=gpu_watts(shown, tallies, sum(there) / len(units)) if sum(there) else found.gpu_watts,
+        summary,
+        gpu_watts=gpu_watts(shown, tallies, sum(there) / len(units)) if sum(there) else summary.gpu_watts,
         gpus=most * served.gpus,
         gpu_seconds=seconds,
         utilisation=busy / sum(there) if sum(there) else 0.0,
         spec=replace(
-            found.spec,
+            summary.spec,
             prefill=first.prefill_side if isinstance(first, Pools) else None,
             decode=first.decode_side if isinstance(first, Pools) else None,
             replicas=most,
@@ -170,7 +170,7 @@ def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
         replicas_started=len(run.instances),
         replicas_lost=run.lost_replicas,
         requests_moved=run.moved,
-        unfinished=found.requests - found.finished - found.refused,
+        unfinished=summary.requests - summary.finished - summary.refused,
         cost=sum(paid) if len(paid) == len(hours) and hours else None,
     )
 
@@ -184,10 +184,10 @@ def _total(models: Sequence[PooledModel], span_s: float) -> PoolTotal:
     finished = sum(result.finished for result in results)
     tokens = sum(result.output_tokens_per_s * result.duration_s for result in results)
     limited = [result for result in results if result.slo_attainment is not None]
-    asked = sum(serving_result.requests for serving_result in limited)
+    limited_requests = sum(serving_result.requests for serving_result in limited)
     costs = [model.cost for model in models if model.cost is not None]
     cost = sum(costs) if len(costs) == len(models) else None
-    met = sum((serving_result.slo_attainment or 0.0) * serving_result.requests for serving_result in limited)
+    in_time = sum((serving_result.slo_attainment or 0.0) * serving_result.requests for serving_result in limited)
     return PoolTotal(
         duration_s=span_s,
         requests=sum(result.requests for result in results),
@@ -198,8 +198,8 @@ def _total(models: Sequence[PooledModel], span_s: float) -> PoolTotal:
         replicas_lost=sum(model.replicas_lost for model in models),
         requests_per_s=finished / span_s,
         output_tokens_per_s=tokens / span_s,
-        slo_attainment=met / asked if asked else None,
-        goodput_requests_per_s=met / span_s if asked else None,
+        slo_attainment=in_time / limited_requests if limited_requests else None,
+        goodput_requests_per_s=in_time / span_s if limited_requests else None,
         gpu_seconds=sum(result.gpu_seconds for result in results),
         cost=cost,
         cost_per_million_output_tokens=None if cost is None or not tokens else cost / tokens * 1e6,

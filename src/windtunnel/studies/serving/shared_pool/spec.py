@@ -49,7 +49,7 @@ LOAD = ("file", "prompt", "output", "rate", "requests", "cv", "seed", "length_ra
 SIZES = ("tp", "pp", "attn_dp", "moe_ep", "moe_tp")  # of one layout, which pools of their own have each
 LAYOUT = {"dp": "attn_dp", "ep": "moe_ep"}  # the command line's words for fields of a deployment
 # In a pool nobody says which adapter a request asks for.
-DEPLOYMENT = {one.name for one in dataclasses.fields(Deployment) if one.name != "lora"} | set(LAYOUT)
+DEPLOYMENT = {field.name for field in dataclasses.fields(Deployment) if field.name != "lora"} | set(LAYOUT)
 
 
 @part
@@ -114,10 +114,10 @@ class Pool:
 
 def read_pool(path: Path) -> Pool:
     """A pool from its file. Paths in it are relative to it. Raises InputFileError, SpecError, LayoutError."""
-    found = read_mapping(path, "give a pool in YAML, with `groups:` and `models:`")
-    known_keys(found, POOL, "pool")
-    groups = {name: _group(name, body) for name, body in mapping_at(found.get("groups"), "groups").items()}
-    models = mapping_at(found.get("models"), "models")
+    document = read_mapping(path, "give a pool in YAML, with `groups:` and `models:`")
+    known_keys(document, POOL, "pool")
+    groups = {name: _group(name, body) for name, body in mapping_at(document.get("groups"), "groups").items()}
+    models = mapping_at(document.get("models"), "models")
     return Pool(groups, tuple(_served(name, body, groups, path.parent) for name, body in models.items()))
 
 
@@ -145,20 +145,20 @@ def _served(name: str, body: object, groups: Mapping[str, Group], folder: Path) 
     known_keys(body, (*MODEL, *sorted(DEPLOYMENT)), where)
     on = body.get("groups", list(groups))
     on = [on] if isinstance(on, str) else on
-    if not isinstance(on, list) or not on or any(one not in groups for one in on):
+    if not isinstance(on, list) or not on or any(group not in groups for group in on):
         raise SpecError(f"{where}.groups", on, f"name groups of this file: {', '.join(groups)}")
     layout = {LAYOUT.get(key, key): value for key, value in body.items() if key in DEPLOYMENT}
     deployment = Deployment(**layout)
     model = load_model(needed(body, "model", where))
-    engines = {one: _engine(model, groups[one].cluster, deployment, body, where) for one in on}
-    for one, engine in engines.items():
+    engines = {group: _engine(model, groups[group].cluster, deployment, body, where) for group in on}
+    for group, engine in engines.items():
         if not engine.fits:
             words = deployment.words() if isinstance(engine, Engine) else engine.words()
-            raise SpecError(where, words, f"does not fit on {one}: use more GPUs per replica")
+            raise SpecError(where, words, f"does not fit on {group}: use more GPUs per replica")
     scaling = None if body.get("autoscale") is None else _scaling(body["autoscale"], f"{where}.autoscale")
     if scaling is not None and body.get("replicas") is not None:
         raise SpecError(f"{where}.replicas", body["replicas"], "give replicas or autoscale, not both")
-    changing = scaling is not None or any(len(groups[one].gpus) > 1 for one in on)
+    changing = scaling is not None or any(len(groups[group].gpus) > 1 for group in on)
     if changing and body.get("startup") is None:
         raise SpecError(f"{where}.startup", None, "replicas come and go here: say how long one takes to start")
     router = body.get("router", "least-loaded")
@@ -207,25 +207,25 @@ def _scaling(body: object, where: str) -> Scaling:
 def workload_of(body: Mapping[str, object], where: str, folder: Path) -> Workload:
     """The load of a file's `workload:`. Raises SpecError, InputFileError, UserError."""
     known_keys(body, LOAD, where)
-    given: dict[str, Any] = {}
+    requests: dict[str, Any] = {}
     for name, value in body.items():
         if value is None:
             continue
         if name == "file":
-            given["workload"] = str(folder / str(value))
+            requests["workload"] = str(folder / str(value))
         elif name in ("rate", "cv", "length_ratio"):
-            given[name] = parse_number(value, f"{where}.{name}")
+            requests[name] = parse_number(value, f"{where}.{name}")
         else:
-            given[name] = whole(value, f"{where}.{name}", 0, 10_000_000)
-    seed = given.pop("seed", 0)
-    load = {name: given.pop(name) for name in ("rate", "cv", "concurrency", "waves") if name in given}
+            requests[name] = whole(value, f"{where}.{name}", 0, 10_000_000)
+    seed = requests.pop("seed", 0)
+    load = {name: requests.pop(name) for name in ("rate", "cv", "concurrency", "waves") if name in requests}
     try:
-        asked = read_part(Asked, {"requests": given, "load": load})
+        parts = read_part(Asked, {"requests": requests, "load": load})
     except SpecError as error:
         raise SpecError(f"{where}.{error.field.rpartition('.')[2]}", error.value, error.remedy) from None
-    check_load(asked.requests, asked.load)
-    if isinstance(asked.requests, Lengths):
+    check_load(parts.requests, parts.load)
+    if isinstance(parts.requests, Lengths):
         for name in ("prompt", "output"):
-            if getattr(asked.requests, name) is None:
+            if getattr(parts.requests, name) is None:
                 raise SpecError(f"{where}.{name}", None, "give tokens of a request, or a trace as file")
-    return made_workload(asked.requests, asked.load, seed)
+    return made_workload(parts.requests, parts.load, seed)

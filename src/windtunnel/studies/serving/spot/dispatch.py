@@ -36,11 +36,11 @@ class Queue:
 
     def hand_out(self, replicas: Mapping[int, Replica], most: int) -> Iterator[tuple[int, list[int]]]:
         """(replica, batch of at most `most`) of all that begin one now."""
-        for number, one in replicas.items():
-            if one.open and one.batch is None and (one.ahead or self._waiting):
-                own = one.ahead or self._pop(most)
+        for number, replica in replicas.items():
+            if replica.open and replica.batch is None and (replica.ahead or self._waiting):
+                own = replica.ahead or self._pop(most)
                 size = self._size(len(own), most)
-                one.ahead = own[size:]
+                replica.ahead = own[size:]
                 yield number, own[:size]
         if not self.rules.ahead:
             return

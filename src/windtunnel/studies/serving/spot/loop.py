@@ -156,8 +156,8 @@ class SpotServing:
         hit = self._touches(machine)
         self.doomed.pop(machine, None)
         self.held = {gpu: at for gpu, at in self.held.items() if gpu // PLACES != machine}
-        for number, one in list(self.replicas.items()):
-            if machine in one.machines:
+        for number, replica in list(self.replicas.items()):
+            if machine in replica.machines:
                 self._interrupt(now_ns, number, actions)
                 del self.replicas[number]
         if self.move is not None:
@@ -211,16 +211,16 @@ class SpotServing:
             self._from_storage(now_ns, actions)
             return
         cached = {}
-        for number, one in self.replicas.items():
-            batch = one.batch
+        for number, replica in self.replicas.items():
+            batch = replica.batch
             if batch is None:
                 continue
             batch.tokens = batch.now(now_ns, self.model.output)
             batch.token_s = -1.0
             if batch.tokens:
                 batch.prompt_s = 0.0
-                held = len(batch.requests) * (self.model.prompt + batch.tokens)
-                cached[number] = held * self.model.kv_token_bytes
+                cached_tokens = len(batch.requests) * (self.model.prompt + batch.tokens)
+                cached[number] = cached_tokens * self.model.kv_token_bytes
         move = self._move(now_ns, plan, cached)
         while late := [n for n in move.carried if not self._there_at(self.replicas[n].machines, move.done_ns)]:
             for number in late:
@@ -248,8 +248,8 @@ class SpotServing:
         self.held = {}
         targets = dict(zip(self._gpus(), positions_of(plan.layout), strict=False))
         end = now_ns + round(self._load_s(plan, {gpu // PLACES for gpu in targets}) * NS)
-        known = frozenset(self.usable)
-        self._pause(now_ns, Move(plan, targets, {}, now_ns, end, end, 0.0, known, True), actions)
+        machines = frozenset(self.usable)
+        self._pause(now_ns, Move(plan, targets, {}, now_ns, end, end, 0.0, machines, True), actions)
 
     def _pause(self, now_ns: int, move: Move, actions: list[At[Happens] | Cancel]) -> None:
         self.move = move
@@ -303,9 +303,9 @@ class SpotServing:
         for number, requests in self.queue.hand_out(self.replicas, self.layout.batch):
             prompt_s = self.model.prompt_s(pipeline, tensor, len(requests))
             self.replicas[number].batch = Batch(requests, now_ns, prompt_s, -1.0, 0)
-        for number, one in self.replicas.items():
-            batch = one.batch
-            if one.open and batch is not None and batch.token_s < 0.0:
+        for number, replica in self.replicas.items():
+            batch = replica.batch
+            if replica.open and batch is not None and batch.token_s < 0.0:
                 batch.begun_ns = now_ns
                 batch.token_s = self.model.token_s(pipeline, tensor, len(batch.requests))
                 left = batch.prompt_s + batch.token_s * (self.model.output - batch.tokens)
@@ -330,14 +330,14 @@ class SpotServing:
         busy = {m for replica in self.replicas.values() for m in replica.machines}
         free = sorted(self.usable - busy)
         while len(free) >= need:
-            taken, free = frozenset(free[:need]), free[need:]
-            opens = now_ns + round(self._load_s(self.layout, taken) * NS)
+            machines, free = frozenset(free[:need]), free[need:]
+            opens = now_ns + round(self._load_s(self.layout, machines) * NS)
             for _ in range(each):
-                self.replicas[self._next_replica] = Replica(taken, open=False)
+                self.replicas[self._next_replica] = Replica(machines, open=False)
                 actions.append(At(opens, Happens("open", self._next_replica)))
                 self._next_replica += 1
                 self.loaded += 1
-            self.has_served |= taken
+            self.has_served |= machines
 
     # ------------------------------------------------------------------------------------------------- what it costs
 
@@ -347,7 +347,7 @@ class SpotServing:
             return self.rules.plan(gpus)
         if gpus > self._choices_for:
             self._choices, self._choices_for = list(choices_of(self.model, gpus)), gpus
-        fits = (lambda one: True) if not self.traits.adds_replicas else self._whole_machines
+        fits = (lambda choice: True) if not self.traits.adds_replicas else self._whole_machines
         return choose(self._choices, gpus, self._rate(now_ns), fits)
 
     def _whole_machines(self, choice: Choice) -> bool:
@@ -398,12 +398,14 @@ class SpotServing:
             cache[self.replicas[number].rank] = cached[number]
         ranks = {self.replicas[number].rank: rank for number, rank in carried.items()}
         gpus = self._gpus()
-        held = [self.held.get(gpu) for gpu in gpus]
-        migration = map_positions(held, old, new, model.weight_bytes, cache, ranks)
+        old_positions = [self.held.get(gpu) for gpu in gpus]
+        migration = map_positions(old_positions, old, new, model.weight_bytes, cache, ranks)
         received = [
             Received(
                 migration.received_cache[place],
-                *missing_layers(held[migration.gpu_of[place]], old, wanted, new, model.layers, model.weight_bytes),
+                *missing_layers(
+                    old_positions[migration.gpu_of[place]], old, wanted, new, model.layers, model.weight_bytes
+                ),
             )
             for place, wanted in enumerate(migration.positions)
         ]

@@ -45,7 +45,7 @@ def overlap(mine: Position, of: Layout, wanted: Position, to: Layout) -> float:
 
 
 def map_positions(
-    held: Sequence[Position | None],
+    old_positions: Sequence[Position | None],
     old: Layout,
     new: Layout,
     weight_bytes: float,
@@ -54,15 +54,15 @@ def map_positions(
 ) -> Migration:
     """The mapping that keeps most bytes.
 
-    `held[gpu]`: its position in the old layout, None for a fresh GPU. `kv_bytes[d]`: KV cache of the old replica d.
+    `old_positions[gpu]`: in the old layout, None for a fresh GPU. `kv_bytes[d]`: KV cache of the old replica d.
     `replica_of`: old replica -> new replica that takes its requests on; what is not named is dropped. Raises
     AssertionError where there are fewer GPUs than positions.
     """
     positions = positions_of(new)
-    assert len(held) >= len(positions), "more positions than GPUs: choose a smaller layout"
+    assert len(old_positions) >= len(positions), "more positions than GPUs: choose a smaller layout"
     moved_to = replica_of or {}
-    value = [[0.0] * len(positions) for _ in held]
-    for gpu, mine in enumerate(held):
+    value = [[0.0] * len(positions) for _ in old_positions]
+    for gpu, mine in enumerate(old_positions):
         if mine is None:
             continue
         for place, wanted in enumerate(positions):
@@ -76,7 +76,7 @@ def map_positions(
     share = 1.0 / (new[1] * new[2])
     weights, caches = [], []
     for gpu, wanted in zip(matched, positions, strict=True):
-        mine = held[gpu]
+        mine = old_positions[gpu]
         part = 0.0 if mine is None else overlap(mine, old, wanted, new)
         own = kv_bytes[mine[0]] if mine is not None and kv_bytes and moved_to.get(mine[0]) == wanted[0] else 0.0
         weights.append(max(0.0, (share - part) * weight_bytes))

@@ -31,7 +31,7 @@ class Choice:
 
 
 def choose(
-    choices: Iterable[Choice], gpus: int, rate_per_s: float, more: Callable[[Choice], bool] = lambda one: True
+    choices: Iterable[Choice], gpus: int, rate_per_s: float, more: Callable[[Choice], bool] = lambda choice: True
 ) -> Choice | None:
     """The layout for so many GPUs; None where none fits. Of equals the one with fewer GPUs, then the first."""
     fitting = [choice for choice in choices if choice.gpus <= gpus and more(choice)]
@@ -39,8 +39,8 @@ def choose(
         return None
     enough = [choice for choice in fitting if choice.throughput_per_s >= rate_per_s]
     if enough:
-        return min(enough, key=lambda one: (one.latency_s, one.gpus))
-    return min(fitting, key=lambda one: (-one.throughput_per_s, one.gpus))
+        return min(enough, key=lambda choice: (choice.latency_s, choice.gpus))
+    return min(fitting, key=lambda choice: (-choice.throughput_per_s, choice.gpus))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ def migrate(received: Iterable[Received], bytes_per_s: float, layer_s: float) ->
     Serving goes on as soon as no layer is late for the first pass, which takes `layer_s` for each.
     """
     serving = done = 0.0
-    for one in received:
-        at = one.cache_bytes / bytes_per_s
-        for place, size in enumerate(one.layer_bytes):
+    for receipt in received:
+        at = receipt.cache_bytes / bytes_per_s
+        for place, size in enumerate(receipt.layer_bytes):
             at += size / bytes_per_s
-            serving = max(serving, at - (one.front + place) * layer_s)
+            serving = max(serving, at - (receipt.front + place) * layer_s)
         done = max(done, at)
     return Schedule(serving, done)

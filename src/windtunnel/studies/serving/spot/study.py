@@ -48,24 +48,24 @@ class Availability:
 
     def changes(self, notice_s: float) -> list[Change]:
         """Each machine by a number of its own; notice comes before it goes, at the earliest at the start."""
-        here, known = list(range(self.first)), self.first
-        found = []
+        here, number = list(range(self.first)), self.first
+        changes = []
         for at, plus, minus in self.steps:
             for _ in range(plus):
-                found.append(Change(at, known, True))
-                here.append(known)
-                known += 1
+                changes.append(Change(at, number, True))
+                here.append(number)
+                number += 1
             for _ in range(minus):
-                found.append(Change(max(0.0, at - notice_s), here.pop(0), False, at))
-        return found
+                changes.append(Change(max(0.0, at - notice_s), here.pop(0), False, at))
+        return changes
 
     @property
     def counts(self) -> list[int]:
         """Machines after each step."""
-        found = [self.first]
+        counts = [self.first]
         for _, plus, minus in self.steps:
-            found.append(found[-1] + plus - minus)
-        return found
+            counts.append(counts[-1] + plus - minus)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def serve_on_spot(
         notice_s=float,
         usd_per_gpu_hour=float | None,
     )
-    found = play_policies(
+    result = play_policies(
         load_model(model) if isinstance(model, str) else model,
         parse_cluster(cluster) if isinstance(cluster, str) else cluster,
         Deployment() if deployment is None else deployment,
@@ -210,7 +210,7 @@ def serve_on_spot(
         notice_s=notice_s,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
-    return replace(found, trace=str(trace))
+    return replace(result, trace=str(trace))
 
 
 def play_policies(
@@ -241,14 +241,14 @@ def play_policies(
         )
     changes = there.changes(notice_s)
     until = max([arrivals[-1], *(at for at, _, _ in there.steps)]) + DRAIN_S
-    found: dict[Policy, SpotServed] = {}
+    results: dict[Policy, SpotServed] = {}
     for policy in names:
         played = play(priced, machine, policy, arrivals, changes, there.first, notice_s, until)
         ended = [sent + took for sent, took in zip(arrivals, played.latency_s, strict=True) if math.isfinite(took)]
         last = max([*ended, arrivals[-1]])
         paid = _machine_seconds(there.first, changes, last) * machine.gpus
         span = max(last - arrivals[0], 1e-9)
-        found[policy] = _served(played, span, output, paid, usd_per_gpu_hour)
+        results[policy] = _served(played, span, output, paid, usd_per_gpu_hour)
     spec = SpotSpec(
         model=model.name,
         gpu=cluster.gpu.name,
@@ -266,20 +266,20 @@ def play_policies(
         output=output,
         requests=len(arrivals),
     )
-    return SpotServing(spec, found, sources_of(priced.engine(1)), warnings)
+    return SpotServing(spec, results, sources_of(priced.engine(1)), warnings)
 
 
 def _named(policies: Sequence[str]) -> list[Policy]:
-    found: list[Policy] = []
+    names: list[Policy] = []
     for name in policies:
-        known = next((policy for policy in POLICIES if policy == name), None)
-        if known is None:
+        policy = next((policy for policy in POLICIES if policy == name), None)
+        if policy is None:
             raise UnknownNameError("policy for spot machines", name, POLICIES)
-        if known not in found:
-            found.append(known)
-    if not found:
+        if policy not in names:
+            names.append(policy)
+    if not names:
         raise SpecError("policy", ",".join(policies), f"name one or more of {', '.join(POLICIES)}")
-    return found
+    return names
 
 
 def _requests(workload: Workload) -> tuple[list[float], int, int, tuple[str, ...]]:
@@ -289,8 +289,8 @@ def _requests(workload: Workload) -> tuple[list[float], int, int, tuple[str, ...
     prompts, outputs = workload.input_tokens, workload.output_tokens
     prompt, output = max(1, round(float(prompts.mean()))), max(1, round(float(outputs.mean())))
     one_length = int(prompts.min()) == int(prompts.max()) and int(outputs.min()) == int(outputs.max())
-    said = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
-    notes = workload.notes if one_length else (*workload.notes, said)
+    note = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
+    notes = workload.notes if one_length else (*workload.notes, note)
     return [float(at) * 1e-9 for at in workload.arrival_ns], prompt, output, notes
 
 
@@ -314,8 +314,8 @@ def _check(cluster: Cluster, deployment: Deployment, there: Availability, notice
 
 
 def _machine_seconds(first: int, changes: Sequence[Change], last_s: float) -> float:
-    begun = dict.fromkeys(range(first), 0.0) | {change.machine: change.at_s for change in changes if change.comes}
-    gone = {
+    start_of = dict.fromkeys(range(first), 0.0) | {change.machine: change.at_s for change in changes if change.comes}
+    end_of = {
         change.machine: last_s if change.gone_s is None else change.gone_s for change in changes if not change.comes
     }
-    return sum(max(0.0, min(gone.get(number, last_s), last_s) - begin) for number, begin in begun.items())
+    return sum(max(0.0, min(end_of.get(number, last_s), last_s) - begin) for number, begin in start_of.items())

@@ -79,14 +79,14 @@ def _fitted(sessions: Sequence[Session], room: Room, keep: Sequence[int]) -> lis
         load[at] += sessions[number].load
         memory[at] += sessions[number].state
 
-    def fits(one: Session, at: int) -> bool:
-        return not load[at] or (load[at] + one.load <= room.load and memory[at] + one.state <= room.memory)
+    def fits(session: Session, at: int) -> bool:
+        return not load[at] or (load[at] + session.load <= room.load and memory[at] + session.state <= room.memory)
 
     order = sorted(range(len(sessions)), key=lambda n: (not sessions[n].fixed, -sessions[n].state, n))
     for number in order:
-        one = sessions[number]
-        if one.at in load and (one.fixed or fits(one, one.at)):
-            put(number, one.at)
+        session = sessions[number]
+        if session.at in load and (session.fixed or fits(session, session.at)):
+            put(number, session.at)
     for number in sorted(order, key=lambda n: (-sessions[n].load, n)):
         if where[number] == FRESH:
             to = next((at for at in keep if fits(sessions[number], at)), None)
@@ -115,17 +115,17 @@ def _exact(sessions: Sequence[Session], room: Room, instances: Sequence[int], fi
         session = sessions[number]
         opened = sum(at >= new for at in load)
         for at in [session.at] if session.fixed else [*instances, *range(new, new + opened + 1)]:
-            taken = at in load
+            in_use = at in load
             if (
-                taken
+                in_use
                 and not session.fixed
                 and (load[at] + session.load > room.load or memory[at] + session.state > room.memory)
             ):
                 continue
             before = load.get(at, 0.0), memory.get(at, 0.0)
             load[at], memory[at], where[number] = before[0] + session.load, before[1] + session.state, at
-            go(depth + 1, used + (not taken), moved + (session.state if session.at not in (at, FRESH) else 0.0))
-            if taken:
+            go(depth + 1, used + (not in_use), moved + (session.state if session.at not in (at, FRESH) else 0.0))
+            if in_use:
                 load[at], memory[at] = before
             else:
                 del load[at], memory[at]

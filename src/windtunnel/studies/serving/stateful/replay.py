@@ -130,10 +130,10 @@ class _Machine:
         what, session, number = event
         self._pass(now_ns)
         if what == "ends" and number in self.running:
-            one = self.running[number]
-            one.changed = True
-            for ended in [each for each, at in one.here.items() if at <= one.tokens + 1e-9]:
-                self._finish(one, ended)
+            replica = self.running[number]
+            replica.changed = True
+            for ended in [each for each, at in replica.here.items() if at <= replica.tokens + 1e-9]:
+                self._finish(replica, ended)
         elif what == "lands":
             self.running[number].coming -= 1
             self._enter(self.running[number], session)
@@ -145,11 +145,11 @@ class _Machine:
             yield self.after(self.rules.look_s, event)
         yield from self.sent
         self.sent.clear()
-        for which, one in self.running.items():
-            if one.changed:
-                one.changed = False
-                left_s = (min(one.here.values(), default=0.0) - one.tokens) * (self.rules.base_s + one.load)
-                yield self.after(max(0.0, left_s), ("ends", -1, which), which) if one.here else Cancel(which)
+        for which, replica in self.running.items():
+            if replica.changed:
+                replica.changed = False
+                left_s = (min(replica.here.values(), default=0.0) - replica.tokens) * (self.rules.base_s + replica.load)
+                yield self.after(max(0.0, left_s), ("ends", -1, which), which) if replica.here else Cancel(which)
 
     def _pass(self, now_ns: int) -> None:
         span = now_ns / NS - self.now
@@ -166,27 +166,27 @@ class _Machine:
         memory += sum(replica.memory for replica in every)
         return max(math.ceil(load / room.load - 1e-9), math.ceil(memory / room.memory - 1e-9))
 
-    def _enter(self, one: _Replica, session: int) -> None:
-        one.here[session] = one.tokens + self.left[session]
-        one.changed = True
+    def _enter(self, replica: _Replica, session: int) -> None:
+        replica.here[session] = replica.tokens + self.left[session]
+        replica.changed = True
         if math.isnan(self.found.sessions[session].began_s):
             self.found.sessions[session].began_s = self.now
 
-    def _leave(self, one: _Replica, session: int) -> None:
-        got = self.left[session] - (one.here.pop(session) - one.tokens)
+    def _leave(self, replica: _Replica, session: int) -> None:
+        got = self.left[session] - (replica.here.pop(session) - replica.tokens)
         self.left[session] -= got
         self.found.sessions[session].served += got
-        self._reserve(one, session, -1)
+        self._reserve(replica, session, -1)
 
-    def _reserve(self, one: _Replica, session: int, sign: int) -> None:
-        one.changed = True
-        one.load = max(0.0, one.load + sign * self.arrivals[session].load)
-        one.memory = max(0.0, one.memory + sign * self.arrivals[session].state)
-        if not one.here and not one.coming:
-            one.load = one.memory = 0.0
+    def _reserve(self, replica: _Replica, session: int, sign: int) -> None:
+        replica.changed = True
+        replica.load = max(0.0, replica.load + sign * self.arrivals[session].load)
+        replica.memory = max(0.0, replica.memory + sign * self.arrivals[session].state)
+        if not replica.here and not replica.coming:
+            replica.load = replica.memory = 0.0
 
-    def _finish(self, one: _Replica, session: int) -> None:
-        self._leave(one, session)
+    def _finish(self, replica: _Replica, session: int) -> None:
+        self._leave(replica, session)
         self.found.sessions[session].ended_s = self.now
         self.done += 1
 
@@ -200,20 +200,22 @@ class _Machine:
             if not fit:
                 return
             session = self.waiting.popleft()
-            to = min(fit, key=lambda one: one.load)
+            to = min(fit, key=lambda replica: replica.load)
             if self.policy in ("recompute", "move"):  # the fullest that keeps its bound: others can go
-                kept = [replica for replica in fit if replica.load + new.load <= self.rules.room.load * self.rules.fill]
-                to = max(kept, key=lambda one: one.load) if kept else to
+                keeping = [
+                    replica for replica in fit if replica.load + new.load <= self.rules.room.load * self.rules.fill
+                ]
+                to = max(keeping, key=lambda replica: replica.load) if keeping else to
             self._reserve(to, session, 1)
             self._enter(to, session)
 
     def _stop_s(self, session: int) -> float:
         """What a session would stop for, were it alone on the link."""
-        one = self.arrivals[session]
-        share = 1.0 - self.left[session] / one.tokens
+        arrival = self.arrivals[session]
+        share = 1.0 - self.left[session] / arrival.tokens
         if self.policy == "recompute":
-            return one.again_s * (0.5 + 0.5 * share)
-        return one.state / self.rules.link_bytes_per_s + self.rules.round_trip_s
+            return arrival.again_s * (0.5 + 0.5 * share)
+        return arrival.state / self.rules.link_bytes_per_s + self.rules.round_trip_s
 
     def _look(self) -> None:
         rules, warm = (
@@ -222,17 +224,19 @@ class _Machine:
         )
         if self.policy == "fixed":
             return
-        asked = [self.arrivals[n] for n in self.waiting]
-        wanted = max(1, self._spread(sum(arrival.load for arrival in asked), sum(arrival.state for arrival in asked)))
-        held, where = [], []
+        waiting = [self.arrivals[n] for n in self.waiting]
+        wanted = max(
+            1, self._spread(sum(arrival.load for arrival in waiting), sum(arrival.state for arrival in waiting))
+        )
+        sessions, where = [], []
         if self.policy != "drain":
             for number in self.running:
                 for session in self.running[number].here:
-                    one = self.arrivals[session]
+                    arrival = self.arrivals[session]
                     fixed = self._stop_s(session) > rules.longest_stop_s or number not in warm
-                    held.append((session, Session(one.load, one.state, number, fixed)))
+                    sessions.append((session, Session(arrival.load, arrival.state, number, fixed)))
             room = Room(rules.room.load * rules.fill, rules.room.memory * rules.fill)
-            where = place([one for _, one in held], room, warm) if held else []
+            where = place([entry for _, entry in sessions], room, warm) if sessions else []
             wanted = max(wanted, len(set(where)))
         opened = [n for n, replica in self.running.items() if replica.open]
         for number in [n for n, replica in self.running.items() if not replica.open][: max(0, wanted - len(opened))]:
@@ -248,15 +252,15 @@ class _Machine:
         fewer = self.now - self.calm_since >= rules.calm_s
         burst = any(replica.load > rules.room.load * (1 + 1e-9) for replica in self.running.values())
         if self.policy != "drain" and (burst or fewer) and set(where) <= set(warm):
-            for (session, was), to in zip(held, where, strict=True):
+            for (session, was), to in zip(sessions, where, strict=True):
                 if to != was.at:
                     self._move(session, self.running[was.at], to)
         if fewer:
             spare = sorted(warm, key=lambda n: (len(self.running[n].here) + self.running[n].coming, -n))
             for number in spare[: len(opened) - wanted]:
                 self.running[number].open = False
-        gone = [n for n, replica in self.running.items() if not (replica.open or replica.here or replica.coming)]
-        for number in gone:
+        empty = [n for n, replica in self.running.items() if not (replica.open or replica.here or replica.coming)]
+        for number in empty:
             del self.running[number]
 
     def _move(self, session: int, source: _Replica, to: int) -> None:

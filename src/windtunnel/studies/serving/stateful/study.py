@@ -74,10 +74,10 @@ def answer(question: ServeScale) -> Scaled:
         longest_stop_s=question.stop,
     )
     refused = sum(arrival.load > rules.room.load for arrival in arrivals)
-    said = (f"{refused} sessions alone are longer than --tpot: each has a replica of its own",) if refused else ()
+    notes = (f"{refused} sessions alone are longer than --tpot: each has a replica of its own",) if refused else ()
     spec = {"model": engine.model.name, "sessions": len(arrivals), "tpot_s": question.tpot, "most_replicas": rules.most}
-    found = {name: figures(replay(arrivals, rules, _policy(name)), arrivals, question.tpot) for name in names}
-    return Scaled(spec, found, sources_of(engine), (*load.notes, *drafts_assumed(question.engine), *said))
+    results = {name: figures(replay(arrivals, rules, _policy(name)), arrivals, question.tpot) for name in names}
+    return Scaled(spec, results, sources_of(engine), (*load.notes, *drafts_assumed(question.engine), *notes))
 
 
 def _policy(name: str) -> Policy:
@@ -106,9 +106,9 @@ def sessions_of(engine: Engine, load: Workload) -> tuple[float, list[Arrival]]:
     return base, arrivals
 
 
-def figures(found: Replayed, arrivals: list[Arrival], tpot_s: float) -> dict[str, float | int]:
+def figures(run: Replayed, arrivals: list[Arrival], tpot_s: float) -> dict[str, float | int]:
     """A policy in numbers; seconds from when a session comes."""
-    both = list(zip(found.sessions, arrivals, strict=True))
+    both = list(zip(run.sessions, arrivals, strict=True))
     took = np.array([seen.ended_s - arrival.at_s for seen, arrival in both])
     waited = np.array([seen.began_s - arrival.at_s for seen, arrival in both])
     paced = np.array([(seen.ended_s - seen.began_s) / arrival.tokens for seen, arrival in both])
@@ -117,10 +117,10 @@ def figures(found: Replayed, arrivals: list[Arrival], tpot_s: float) -> dict[str
         "p99_s": float(np.quantile(took, 0.99)),
         "waited_s": float(waited.mean()),
         "late": float((paced > tpot_s * (1 + 1e-9)).mean()),
-        "replica_hours": found.replica_seconds / 3600,
-        "over_ideal": found.replica_seconds / found.ideal_seconds if found.ideal_seconds else 0.0,
-        "most_replicas": found.most_replicas,
-        "moves": sum(session.moves for session in found.sessions),
-        "moved_bytes": found.moved_bytes,
-        "longest_stop_s": max(session.stopped_s for session in found.sessions),
+        "replica_hours": run.replica_seconds / 3600,
+        "over_ideal": run.replica_seconds / run.ideal_seconds if run.ideal_seconds else 0.0,
+        "most_replicas": run.most_replicas,
+        "moves": sum(session.moves for session in run.sessions),
+        "moved_bytes": run.moved_bytes,
+        "longest_stop_s": max(session.stopped_s for session in run.sessions),
     }

@@ -136,7 +136,7 @@ def given_prices(
 def _files(path: Path) -> list[Path]:
     folder = path if path_of(path).is_dir() else path.parent
     paths = sorted(folder.glob("*.csv")) if path.is_dir() else [path, *sorted(folder.glob("*kernels*.csv"))]
-    unique = list({one.resolve(): one for one in reversed(paths)}.values())[::-1]  # by the names as they are given
+    unique = list({file.resolve(): file for file in reversed(paths)}.values())[::-1]  # by the names as they are given
     if not unique or not path.exists():
         raise InputFileError(path, "holds no table", "give a kernel table in CSV, or the folder that holds them")
     return unique
@@ -176,15 +176,15 @@ def _same(value: str, wanted: str) -> bool:
     def plain(text: str) -> str:
         return "".join(letter for letter in text.rpartition("/")[2].lower() if letter.isalnum())
 
-    one, other = plain(value), plain(wanted)
-    return one == other or (one.isdigit() is False and (one in other or other in one))
+    name, other = plain(value), plain(wanted)
+    return name == other or (name.isdigit() is False and (name in other or other in name))
 
 
 def _lines(table: dict[str, NDArray[Any]], model: Model) -> dict[tuple[str, str], Curve]:
     """One curve per layer; of a mixture, timed by how many experts are reached, at as many as its tokens reach."""
     sizes, seconds = table["size"].astype(float), table["time_us"].astype(float) * 1e-6
     routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.kind == "moe"]
-    found = {}
+    curves = {}
     for key in sorted(set(zip(table["table"].tolist(), table["layer"].tolist(), strict=True))):
         mine = (table["table"] == key[0]) & (table["layer"] == key[1])
         times = seconds[mine]
@@ -199,10 +199,10 @@ def _lines(table: dict[str, NDArray[Any]], model: Model) -> dict[tuple[str, str]
                 share = block.experts_per_token / block.experts
                 expected = block.experts * -np.expm1(node * np.log1p(-share))
                 picked.append(float(np.interp(expected, reached[here], times[here])))
-            found[key] = curve(nodes, np.array(picked))
+            curves[key] = curve(nodes, np.array(picked))
         else:
-            found[key] = curve(sizes[mine], times)
-    return found
+            curves[key] = curve(sizes[mine], times)
+    return curves
 
 
 def _attention(path: Path, table: dict[str, NDArray[Any]]) -> tuple[Surface, Surface, float]:

@@ -210,15 +210,15 @@ class Layers:
         tp = self.deployment.tp
         parts = []
         gpu, framework = self.kernels.gpu, self.kernels.framework
-        mixers = [(one.attention, count) for one, count in self.kinds if isinstance(one.attention, Recurrent)]
+        mixers = [(layer.attention, count) for layer, count in self.kinds if isinstance(layer.attention, Recurrent)]
         for layer, count in self.kinds:
-            one = layer.attention
-            if isinstance(one, Recurrent):
+            attention = layer.attention
+            if isinstance(attention, Recurrent):
                 continue
-            heads = -(-one.heads // tp)
+            heads = -(-attention.heads // tp)
             module = self._module(layer)
-            table = module.decode if module else self._decode_table(one, heads, queries)
-            parts.append((table, count, one, heads if module is None else 0))
+            table = module.decode if module else self._decode_table(attention, heads, queries)
+            parts.append((table, count, attention, heads if module is None else 0))
 
         def seconds(sequences: float, context: float) -> float:
             total = sum(count * queries * mixer_s(gpu, framework, mixer, 1, sequences, tp) for mixer, count in mixers)
@@ -251,13 +251,15 @@ class Layers:
 
         return seconds
 
-    def _decode_table(self, one: Attention, heads: int, queries: int = 1) -> Surface:
-        if one.kind == "mla":
-            return self.kernels.latent_attention(heads * queries, (one.kv_lora_rank or 0) + one.rope_head_dim, self.kv)
-        if isinstance(one, Compressed):
-            return self.kernels.latent_attention(heads * queries, one.head_dim, self.kv)
-        kv = -(-one.kv_heads // self.deployment.tp)
-        return self.kernels.decode_attention(heads, kv, one.head_dim, self.kv, one.window)
+    def _decode_table(self, attention: Attention, heads: int, queries: int = 1) -> Surface:
+        if attention.kind == "mla":
+            return self.kernels.latent_attention(
+                heads * queries, (attention.kv_lora_rank or 0) + attention.rope_head_dim, self.kv
+            )
+        if isinstance(attention, Compressed):
+            return self.kernels.latent_attention(heads * queries, attention.head_dim, self.kv)
+        kv = -(-attention.kv_heads // self.deployment.tp)
+        return self.kernels.decode_attention(heads, kv, attention.head_dim, self.kv, attention.window)
 
     def decode_nodes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(batches, contexts) between which `decode_surface` is straight."""
@@ -281,27 +283,29 @@ class Layers:
         tp = self.deployment.tp
         total = 0.0
         for layer, count in self.kinds:
-            one = layer.attention
-            if isinstance(one, Recurrent):
-                total += count * mixer_s(self.kernels.gpu, self.kernels.framework, one, chunk, 1, tp)
+            attention = layer.attention
+            if isinstance(attention, Recurrent):
+                total += count * mixer_s(self.kernels.gpu, self.kernels.framework, attention, chunk, 1, tp)
                 continue
             if module := self._module(layer):
                 total += count * module.prompt_s(chunk, past)
                 continue
-            heads = -(-one.heads // tp)
-            window = one.selected if isinstance(one, Indexed) else one.window
-            if isinstance(one, Compressed):
-                window = int((one.window or 0) + one.far_keys(2.0 * (past + chunk / 2)))
-            kv = heads if one.kind == "mla" else -(-one.kv_heads // tp)
-            spent = self.kernels.prefill_attention_s(chunk, past, heads, kv, one.head_dim, one.value_head_dim, window)
-            if isinstance(one, Compressed):
-                spent += chunk * one.index_flops(2.0 * past + chunk) / (0.4 * self.kernels.gpu.peak_flops("bf16"))
-            if isinstance(one, Indexed):
-                scores = chunk * one.index_flops(past + chunk / 2)
+            heads = -(-attention.heads // tp)
+            window = attention.selected if isinstance(attention, Indexed) else attention.window
+            if isinstance(attention, Compressed):
+                window = int((attention.window or 0) + attention.far_keys(2.0 * (past + chunk / 2)))
+            kv = heads if attention.kind == "mla" else -(-attention.kv_heads // tp)
+            spent = self.kernels.prefill_attention_s(
+                chunk, past, heads, kv, attention.head_dim, attention.value_head_dim, window
+            )
+            if isinstance(attention, Compressed):
+                spent += chunk * attention.index_flops(2.0 * past + chunk) / (0.4 * self.kernels.gpu.peak_flops("bf16"))
+            if isinstance(attention, Indexed):
+                scores = chunk * attention.index_flops(past + chunk / 2)
                 spent += scores / (0.4 * self.kernels.gpu.peak_flops("bf16"))
-            if one.kind == "mla":  # keys and values of chunk and past, out of the latent
-                width = heads * (one.nope_head_dim + one.value_head_dim)
-                spent += self.kernels.gemm_s(chunk + past, width, one.kv_lora_rank or 1, self.deployment.weights)
+            if attention.kind == "mla":  # keys and values of chunk and past, out of the latent
+                width = heads * (attention.nope_head_dim + attention.value_head_dim)
+                spent += self.kernels.gemm_s(chunk + past, width, attention.kv_lora_rank or 1, self.deployment.weights)
             total += count * spent
         return total
 

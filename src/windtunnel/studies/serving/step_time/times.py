@@ -118,8 +118,8 @@ class StepTimes:
     @property
     def tokens_per_step(self) -> float:
         """Tokens of a sequence per decode step: 1 + a + ... + a^d with d drafted, each kept with chance a."""
-        drafted, kept = self.speculative
-        return sum(kept**place for place in range(drafted + 1))
+        drafted, chance = self.speculative
+        return sum(chance**place for place in range(drafted + 1))
 
     def decode(self, sequences: int) -> DecodeLine:
         """Step times of `sequences` that all add one token."""
@@ -178,12 +178,12 @@ class StepTimes:
         nodes = self._contexts
         if not nodes[0] < context < nodes[-1]:
             return self._surface(decoding / batches, context)
-        known = self._attention.get(decoding)
-        if known is None:
-            known = self._attention[decoding] = [self._surface(decoding / batches, node) for node in nodes]
+        seconds = self._attention.get(decoding)
+        if seconds is None:
+            seconds = self._attention[decoding] = [self._surface(decoding / batches, node) for node in nodes]
         place = bisect_right(nodes, context)
         low, high = nodes[place - 1], nodes[place]
-        return known[place - 1] + (known[place] - known[place - 1]) * (context - low) / (high - low)
+        return seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (context - low) / (high - low)
 
     def _kernels_of_mixed(self, tokens: float, group_tokens: float) -> float:
         """What a mixed step's kernels take beside attention and head: of its tokens alone.
@@ -211,12 +211,12 @@ class StepTimes:
 
     def over(self, part: str, size: float) -> float:
         """`dense`, `group`, `exchange` or `head` at a size, straight between nodes."""
-        known = self._nodes.get(part)
-        if known is None:
+        table = self._nodes.get(part)
+        if table is None:
             nodes = sorted({float(round(2.0 ** (i / PER_OCTAVE))) for i in range(15 * PER_OCTAVE + 1)})
             price = getattr(self.prices, part)
-            known = self._nodes[part] = (nodes, [price(node) for node in nodes])
-        nodes, seconds = known
+            table = self._nodes[part] = (nodes, [price(node) for node in nodes])
+        nodes, seconds = table
         if size <= nodes[0]:
             return seconds[0]
         place = min(bisect_right(nodes, size), len(nodes) - 1)
@@ -228,9 +228,9 @@ class StepTimes:
 
         `of_rank` sequences of a micro-batch of one attention rank, `hosted` of that rank.
         """
-        known = self._steps.get((of_rank, hosted))
-        if known is not None:
-            return known
+        entry = self._steps.get((of_rank, hosted))
+        if entry is not None:
+            return entry
         profile, stages, ranks = self.profile, self.prices.stages, self.ranks
         drafted = self.speculative[0]
         padded, captured = profile.padded(of_rank * (1 + drafted))
@@ -293,9 +293,9 @@ class StepTimes:
 
     def _prompt(self, chunk: int, past: int) -> float:
         """Prefill attention in one stage, from a table over (chunk, past) with two nodes per octave."""
-        known = self._prefill.get((chunk, past))
-        if known is not None:
-            return known
+        entry = self._prefill.get((chunk, past))
+        if entry is not None:
+            return entry
         low, high, share = _between(chunk)
         seconds = (1.0 - share) * self._prompt_row(low, past) + share * self._prompt_row(high, past)
         if len(self._prefill) < 1 << 16:
@@ -309,10 +309,10 @@ class StepTimes:
         return (1.0 - share) * self._prompt_node(chunk, low) + share * self._prompt_node(chunk, high)
 
     def _prompt_node(self, chunk: int, past: int) -> float:
-        known = self._prefill.get((-chunk, past))
-        if known is None:
-            known = self._prefill[-chunk, past] = self.prices.prefill(chunk, past)
-        return known
+        entry = self._prefill.get((-chunk, past))
+        if entry is None:
+            entry = self._prefill[-chunk, past] = self.prices.prefill(chunk, past)
+        return entry
 
     def _fullest(self, decoding: int, chunks: Sequence[tuple[int, int]]) -> tuple[float, float]:
         """(tokens, prefill attention) of the attention rank or micro-batch with the most: prompts to the least loaded.

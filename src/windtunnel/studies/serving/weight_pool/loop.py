@@ -71,14 +71,14 @@ class _Gpu:
 
 @final
 class _Machine:
-    def __init__(self, system: System, servers: Servers, models: Sequence[SmallModel], asked: Sequence[int]) -> None:
-        self.system, self.servers, self.models, self.asked = system, servers, models, asked
+    def __init__(self, system: System, servers: Servers, models: Sequence[SmallModel], model_of: Sequence[int]) -> None:
+        self.system, self.servers, self.models, self.asked = system, servers, models, model_of
         self.gpus = [_Gpu() for _ in range(servers.gpus)]
         self.waiting: dict[int, deque[int]] = {}  # by model
         self.sent_ns: dict[int, int] = {}
         self.ended_ns: dict[int, int] = {}
         self.loads = self.hits = 0
-        self.following = len(asked)  # next request of a closed loop; all are sent where it is open
+        self.following = len(model_of)  # next request of a closed loop; all are sent where it is open
 
     def handle(self, now_ns: int, event: tuple[str, int]) -> list[At[tuple[str, int]]]:
         """`("sent", request)` or `("done", gpu)`."""
@@ -154,27 +154,27 @@ class _Machine:
 def zipf(models: int, exponent: float, n: int, seed: int) -> list[int]:
     """The model that each of `n` requests asks for: popularity 1 / rank^exponent."""
     weights = (1.0 + np.arange(models)) ** -exponent
-    drawn = np.random.default_rng(seed).choice(models, n, p=weights / weights.sum())
-    return [int(one) for one in drawn]
+    choices = np.random.default_rng(seed).choice(models, n, p=weights / weights.sum())
+    return [int(model) for model in choices]
 
 
 def play_pool(
     system: System,
     servers: Servers,
     models: Sequence[SmallModel],
-    asked: Sequence[int],
+    model_of: Sequence[int],
     *,
     arrivals_s: Sequence[float] | None = None,
     in_flight: int = 0,
     until_s: float | None = None,
 ) -> Answered:
-    """Requests for `asked[i]` through one system: an open loop at `arrivals_s`, or `in_flight` at a time."""
+    """Requests for `model_of[i]` through one system: an open loop at `arrivals_s`, or `in_flight` at a time."""
     assert (arrivals_s is None) != (in_flight == 0), "arrivals or a number in flight, not both"
-    machine = _Machine(system, servers, models, asked)
+    machine = _Machine(system, servers, models, model_of)
     if arrivals_s is not None:
         start = [At(round(NS * at), ("sent", number)) for number, at in enumerate(arrivals_s)]
     else:
-        first = min(in_flight, len(asked))
+        first = min(in_flight, len(model_of))
         machine.following = first
         start = [At(0, ("sent", number)) for number in range(first)]
     run(machine.handle, start, until_ns=None if until_s is None else round(NS * until_s))

@@ -64,9 +64,9 @@ class WeightPool:
 
 def read_weight_pool(path: Path) -> WeightPool:
     """From its file. Raises InputFileError, SpecError, UnknownNameError, LayoutError."""
-    found = read_mapping(path, "give a pool in YAML, with `weights:` and `models:`")
-    known_keys(found, FILE, "pool")
-    body = mapping_at(found.get("weights"), "weights")
+    document = read_mapping(path, "give a pool in YAML, with `weights:` and `models:`")
+    known_keys(document, FILE, "pool")
+    body = mapping_at(document.get("weights"), "weights")
     known_keys(body, WEIGHTS, "weights")
     cluster = parse_cluster(needed(body, "cluster", "weights"))
     host = cluster.host
@@ -81,7 +81,7 @@ def read_weight_pool(path: Path) -> WeightPool:
     hour = None if body.get("gpu_hour") is None else parse_number(body["gpu_hour"], "weights.gpu_hour")
     if hour is not None and hour < 0.0:
         raise SpecError("weights.gpu_hour", hour, "give dollars, zero or more")
-    load_body = dict(mapping_at(found.get("workload"), "workload"))
+    load_body = dict(mapping_at(document.get("workload"), "workload"))
     exponent = parse_number(load_body.pop("zipf", 0.0), "workload.zipf")
     if not 0.0 <= exponent <= 10.0:
         raise SpecError("workload.zipf", exponent, "give 0 (all models alike) to 10")
@@ -91,7 +91,7 @@ def read_weight_pool(path: Path) -> WeightPool:
     one_length = all(int(array.min()) == int(array.max()) for array in (load.input_tokens, load.output_tokens))
     models: list[SmallModel] = []
     sources: dict[str, None] = {}
-    for name, entry in mapping_at(found.get("models"), "models").items():
+    for name, entry in mapping_at(document.get("models"), "models").items():
         where = f"models.{name}"
         entry = mapping_at(entry, where)
         engine = _engine(entry, cluster, where)
@@ -103,11 +103,11 @@ def read_weight_pool(path: Path) -> WeightPool:
         for copy in range(copies):
             label = name if copies == 1 else f"{name}-{copy}"
             models.append(SmallModel(label, engine.memory.weights, seconds, parts))
-    said = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
+    note = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
     return WeightPool(
         cluster, servers, hour, tuple(models), load, (prompt, output),
-        tuple(zipf(len(models), exponent, len(load), seed)), _systems(found.get("systems", list(SYSTEMS))),
-        tuple(sources), () if one_length else (said,),
+        tuple(zipf(len(models), exponent, len(load), seed)), _systems(document.get("systems", list(SYSTEMS))),
+        tuple(sources), () if one_length else (note,),
     )  # fmt: skip
 
 
@@ -124,12 +124,12 @@ def _compute_s(engine: Engine, prompt: int, output: int) -> float:
     return (first + others) / TICKS_PER_S
 
 
-def _systems(given: object) -> tuple[System, ...]:
-    names = given if isinstance(given, list) else [given]
-    found = tuple(system for system in SYSTEMS if system in names)
+def _systems(entry: object) -> tuple[System, ...]:
+    names = entry if isinstance(entry, list) else [entry]
+    systems = tuple(system for system in SYSTEMS if system in names)
     if not names or any(name not in SYSTEMS for name in names):
-        raise SpecError("systems", given, f"name some of {', '.join(SYSTEMS)}")
-    return found
+        raise SpecError("systems", entry, f"name some of {', '.join(SYSTEMS)}")
+    return systems
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,16 +92,16 @@ def read_workload(
         return _sessions_begin(
             path, rows, turns, Workload(prompts, outputs, None, 1, names, block, path.stem), rate_per_s, cv, seed
         )
-    found = _column_of_arrivals(first)
+    column = _column_of_arrivals(first)
     notes: tuple[str, ...] = ()
-    if found is None:
+    if column is None:
         if rate_per_s is None:
             raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
         times = arrivals(len(rows), rate_per_s, cv, seed)
     else:
         if cv != 1.0:
             raise SpecError("cv", cv, f"{path} has arrivals of its own: leave it out")
-        times, notes = _times(path, rows, found, scaled=rate_per_s is not None)
+        times, notes = _times(path, rows, column, scaled=rate_per_s is not None)
         if rate_per_s is not None:
             check_rate(rate_per_s)
             span = float(times.max() - times.min()) * 1e-9
@@ -115,8 +115,8 @@ def read_workload(
 
 def _column_of_arrivals(first: Mapping[str, str]) -> tuple[str, float, bool] | None:
     """(name, ns of one, whether name or format say so)."""
-    found = next((arrival for arrival in ARRIVALS if arrival[0] in first), None)
-    return None if found is None else (found[0], found[1], not found[2] or found[2] in first)
+    column = next((arrival for arrival in ARRIVALS if arrival[0] in first), None)
+    return None if column is None else (column[0], column[1], not column[2] or column[2] in first)
 
 
 def _turns(path: Path, rows: list[tuple[int, dict[str, str]]]) -> Turns:
@@ -150,14 +150,14 @@ def _delay_ns(path: Path, line: int, name: str, text: str, scale: float) -> int:
 def _histories(path: Path, rows: list[tuple[int, dict[str, str]]], prompts: list[int]) -> list[tuple[int, ...]]:
     """Names of the prompts' blocks: a turn begins with the prompt before it, all with what sessions share."""
     numbers: dict[str, int] = {}
-    found = []
+    names = []
     for (line, row), prompt in zip(rows, prompts, strict=True):
         session = numbers.setdefault(row["session_id"], len(numbers) + 1)
         shared = _whole(path, line, row, "shared_tokens") if row.get("shared_tokens") not in (None, "", "0") else 0
         blocks, common = prompt // SESSION_BLOCK, min(shared, prompt) // SESSION_BLOCK
         own = session * MOST_TOKENS
-        found.append((*range(common), *range(own + common, own + blocks)))
-    return found
+        names.append((*range(common), *range(own + common, own + blocks)))
+    return names
 
 
 def _sessions_begin(
@@ -172,12 +172,12 @@ def _sessions_begin(
     """The same as an open loop of sessions: they begin at the arrivals of their first rows, or at a rate."""
     firsts = turns.firsts
     begin = np.zeros(len(rows), dtype=np.int64)
-    found = _column_of_arrivals(rows[0][1])
+    column = _column_of_arrivals(rows[0][1])
     notes: tuple[str, ...] = ()
     if rate_per_s is not None:
         begin[firsts] = arrivals(len(firsts), rate_per_s, cv, seed)
-    elif found is not None:
-        begin[firsts], notes = _times(path, [rows[place] for place in firsts], found, scaled=False)
+    elif column is not None:
+        begin[firsts], notes = _times(path, [rows[place] for place in firsts], column, scaled=False)
     else:
         raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
     return replace(load, arrival_ns=begin, concurrency=None, turns=turns, notes=notes)
@@ -212,7 +212,7 @@ def _times(
 
     `scaled`: times are made to a rate, so that their unit says nothing. Raises InputFileError.
     """
-    name, scale, known = column
+    name, scale, has_unit = column
     values: list[float] = []
     dated = 0
     for line, row in rows:
@@ -230,7 +230,7 @@ def _times(
         else:
             values.append(number * scale)
             if not scaled and math.isfinite(number):
-                _check_unit(path, line, name, number, known)
+                _check_unit(path, line, name, number, has_unit)
         if not 0.0 <= values[-1] < math.inf:
             problem = f"line {line}: {name} = {text!r} is below zero or without end"
             raise InputFileError(path, problem, "give times from the first request")
@@ -242,17 +242,17 @@ def _times(
         raise InputFileError(path, f"{name} spans more than ten years", "give seconds, ms or ns as the column says")
     if dated or exact.min() > 1e9 * CALENDAR_S:
         exact -= exact.min()
-    said = (
+    note = (
         f"{name} is read in ms, as Mooncake's traces have it: {len(values):,} arrivals in {format_time(1e-9 * span)};"
     )
-    told = name == "timestamp" and not dated and not scaled and len(values) > 1
-    return np.round(exact).astype(np.int64), (f"{said} for seconds name the column arrival_s",) if told else ()
+    assumed = name == "timestamp" and not dated and not scaled and len(values) > 1
+    return np.round(exact).astype(np.int64), (f"{note} for seconds name the column arrival_s",) if assumed else ()
 
 
-def _check_unit(path: Path, line: int, name: str, number: float, known: bool) -> None:
+def _check_unit(path: Path, line: int, name: str, number: float, has_unit: bool) -> None:
     """Raise InputFileError for a number whose unit nobody says; Mooncake's are whole milliseconds."""
-    if known and (name != "timestamp" or number.is_integer()):
+    if has_unit and (name != "timestamp" or number.is_integer()):
         return
-    why = "no whole milliseconds, as Mooncake's are" if known else "a time without a unit"
+    why = "no whole milliseconds, as Mooncake's are" if has_unit else "a time without a unit"
     remedy = f"name the column arrival_s, arrival_ms or arrival_ns in place of {name}"
     raise InputFileError(path, f"line {line}: {name} = {number:.15g} is {why}", remedy)

@@ -30,19 +30,19 @@ class Load:
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON: of the last two the one that is meant."""
-        found = plain_fields(self)
-        del found["concurrency" if self.concurrency is None else "rate_per_s"]
+        fields = plain_fields(self)
+        del fields["concurrency" if self.concurrency is None else "rate_per_s"]
         if self.sessions is None:
-            del found["sessions"]
-        return found
+            del fields["sessions"]
+        return fields
 
 
 def _whole(what: str, values: object) -> Ints:
     """Whole numbers, one of each request, from an array or a list. Raises SpecError."""
-    found = np.asarray(values)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise SpecError(what, values, "give whole numbers, one of each request")
-    return found.astype(np.int64, copy=False)
+    return array.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True, eq=False)

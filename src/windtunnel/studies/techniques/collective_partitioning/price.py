@@ -37,15 +37,15 @@ def overlapped(plan: Plan) -> Plan:
     return plan.with_fields(changes)
 
 
-def rewrite(step: FlatStep, asked: PartitionPlan) -> tuple[FlatStep, PartitionPlan]:
+def rewrite(step: FlatStep, partition: PartitionPlan) -> tuple[FlatStep, PartitionPlan]:
     """The partition of the shortest step, and what was chosen."""
     exchanges = any(task.role == "all_to_all" for task in step.one)
-    groups = (False, True) if asked.group is None else (asked.group,)
-    pieces = (PIECES if exchanges else (1,)) if asked.pieces is None else (asked.pieces,)
-    late = (False, True) if asked.late_weights is None else (asked.late_weights,)
+    groups = (False, True) if partition.group is None else (partition.group,)
+    pieces = (PIECES if exchanges else (1,)) if partition.pieces is None else (partition.pieces,)
+    late = (False, True) if partition.late_weights is None else (partition.late_weights,)
     best: tuple[float, FlatStep, PartitionPlan] | None = None
     for group, count, weights in product(groups, pieces, late):
-        chosen = replace(asked, group=group, pieces=count, late_weights=weights)
+        chosen = replace(partition, group=group, pieces=count, late_weights=weights)
         flat_step = step.rewritten(partial(partitioned, pricer=step.pricer, chosen=chosen))
         seconds = flat_step.seconds()
         if best is None or seconds < best[0]:
@@ -102,20 +102,20 @@ def _three(task: Task, pricer: Pricer) -> tuple[Task, ...]:
 
 def with_late_weights(tasks: Sequence[Task]) -> tuple[Task, ...]:
     """Weight gradients off the chain of the backward pass: only reductions and the update wait for them."""
-    made: list[Task] = []
+    new_tasks: list[Task] = []
     new: dict[int, tuple[int, ...]] = {}
     open_weights: list[int] = []
     for number, task in enumerate(tasks):
-        after = {other for one in task.after for other in new[one]}
+        after = {other for earlier in task.after for other in new[earlier]}
         if task.role in ("reduce", "update"):
             after |= set(open_weights)
             if task.role == "update":
                 open_weights = []
         if task.role == "weight":
-            made.append(replace(task, after=tuple(sorted(after)), urgency=1))
+            new_tasks.append(replace(task, after=tuple(sorted(after)), urgency=1))
             new[number] = tuple(sorted(after))
-            open_weights.append(len(made) - 1)
+            open_weights.append(len(new_tasks) - 1)
             continue
-        made.append(replace(task, after=tuple(sorted(after))))
-        new[number] = (len(made) - 1,)
-    return tuple(made)
+        new_tasks.append(replace(task, after=tuple(sorted(after))))
+        new[number] = (len(new_tasks) - 1,)
+    return tuple(new_tasks)

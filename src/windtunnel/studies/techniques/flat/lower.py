@@ -77,8 +77,8 @@ def lower_flat(model: Model, cluster: Cluster, plan: Plan, scenario: Scenario = 
     """The step of the busiest pipeline rank; of `scenario` its router. Raises LayoutError as `predict` does."""
     layout = resolve(model, cluster, plan)
     pricer = Pricer(layout)
-    given = scenario.router_load
-    router = parse_router_load(str(given), model, seed=scenario.seed)[0] if given else None
+    router_load = scenario.router_load
+    router = parse_router_load(str(router_load), model, seed=scenario.seed)[0] if router_load else None
     pieces = pieces_of(layout, router)
     stages = layout.plan.pp
     ranks = [tuple(piece for number, piece in enumerate(pieces) if number % stages == rank) for rank in range(stages)]
@@ -99,12 +99,12 @@ def _work(pricer: Pricer, blocks: Sequence[Block]) -> float:
 def layer_tasks(pricer: Pricer, block: Block, phase: Kind) -> tuple[Task, ...]:
     """One pass over one block: its kernels and collectives, indices from 0. Host launches are taken as hidden."""
     graph = (segment := build_segment(pricer, [block], phase)).graph
-    kept: list[Task] = []
+    tasks: list[Task] = []
     new: dict[int, tuple[int, ...]] = {}  # op -> tasks that stand for it; for one left out, what it waited for
     last: dict[int, int] = {}
     for op in range(graph.n_ops):
         stream, label = int(graph.stream[op]), graph.labels[int(graph.label[op])]
-        before = [int(one) for one in graph.dep_idx[graph.dep_ptr[op] : graph.dep_ptr[op + 1]]]
+        before = [int(earlier) for earlier in graph.dep_idx[graph.dep_ptr[op] : graph.dep_ptr[op + 1]]]
         kind = OpKind(int(graph.kind[op]))
         if kind == OpKind.HOST:
             new[op] = ()
@@ -116,9 +116,9 @@ def layer_tasks(pricer: Pricer, block: Block, phase: Kind) -> tuple[Task, ...]:
         if label in SHARDED:
             new[op] = after
             continue
-        new[op] = (len(kept),)
-        kept.append(_task(pricer, graph, op, kind, label, after, segment.end_ns[op] - segment.start_ns[op], phase))
-    return tuple(kept)
+        new[op] = (len(tasks),)
+        tasks.append(_task(pricer, graph, op, kind, label, after, segment.end_ns[op] - segment.start_ns[op], phase))
+    return tuple(tasks)
 
 
 def _task(
@@ -134,8 +134,8 @@ def _task(
         return Task(label, HOST_COPY, int(took), after, "copy", bytes_total=size, phase=word)
     lane = SCALE_OUT if category.endswith("(scale-out)") else SCALE_UP
     group = category.removeprefix("exposed ").split(" ")[0]
-    known = [name for name in ("all_gather", "reduce_scatter", "all_reduce") if name in label]
-    what = "all_to_all" if group == "ep" else known[0] if known else "all_reduce"
+    kinds = [name for name in ("all_gather", "reduce_scatter", "all_reduce") if name in label]
+    what = "all_to_all" if group == "ep" else kinds[0] if kinds else "all_reduce"
     role = "all_to_all" if what == "all_to_all" else "exchange"
     latency = latency_ns(pricer, what, group)
     return Task(label, lane, int(took), after, role, bytes_total=size, latency_ns=min(latency, int(took)), phase=word)
@@ -161,7 +161,7 @@ def _step(
     layout: Layout, pricer: Pricer, pieces: Sequence[Piece], blocks: Sequence[Block], micro_batches: int
 ) -> tuple[Task, ...]:
     """All tasks of a step."""
-    known: dict[tuple[int, bool, bool, Kind], tuple[Task, ...]] = {}
+    passes: dict[tuple[int, bool, bool, Kind], tuple[Task, ...]] = {}
     tasks, plan = Tasks(), layout.plan
     shared = partial(_shared, tasks, layout, pricer)
     open_ends: tuple[int, ...] = ()
@@ -187,33 +187,35 @@ def _step(
             for place, number in enumerate(order):
                 block = blocks[number]
                 key = (id(block.operations), block.recompute, block.offload, phase)
-                if key not in known:
-                    known[key] = layer_tasks(pricer, block, phase)
+                if key not in passes:
+                    passes[key] = layer_tasks(pricer, block, phase)
                 more = waiting.pop(number, ()) if phase is Kind.FORWARD and not micro else ()
                 if layout.gathers_in_passes:
                     free = ended.get(place - 2 if plan.overlap_param_gather else place - 1, open_ends)
                     more += shared(block, "gather parameters", "all_gather", parameter_bytes(plan), free, number)
-                base, inner = len(tasks.tasks), known[key]
-                followed = {one for task in inner for one in task.after}
+                base, inner = len(tasks.tasks), passes[key]
+                followed = {earlier for task in inner for earlier in task.after}
                 for task in inner:
-                    after = tuple(base + one for one in task.after) or tuple({*open_ends, *more})
+                    after = tuple(base + earlier for earlier in task.after) or tuple({*open_ends, *more})
                     tasks.add(replace(task, after=after, block=number))
                 if inner:
                     open_ends = tuple(
-                        base + one for one, task in enumerate(inner) if one not in followed and task.lane != HOST_COPY
+                        base + index
+                        for index, task in enumerate(inner)
+                        if index not in followed and task.lane != HOST_COPY
                     )
                 ended[place] = open_ends
                 if phase is Kind.FORWARD:
                     continue
                 width = layout.gradient_bytes
                 if layout.reduces_in_passes:
-                    made = shared(block, "reduce gradients", "reduce_scatter", width, open_ends, number)
-                    reduced += made
-                    open_ends = open_ends if plan.overlap_grad_reduce else (*open_ends, *made)
+                    reductions = shared(block, "reduce gradients", "reduce_scatter", width, open_ends, number)
+                    reduced += reductions
+                    open_ends = open_ends if plan.overlap_grad_reduce else (*open_ends, *reductions)
                 elif reduces_last(layout) and micro == micro_batches - 1:
                     bucket.append(block)
-                    held = sum(_replicated(layout, one) for one in bucket)
-                    if held >= layout.message_parameters or place == len(order) - 1:
+                    parameters = sum(_replicated(layout, block) for block in bucket)
+                    if parameters >= layout.message_parameters or place == len(order) - 1:
                         late.append((_merged(bucket), number))
                         bucket = []
                 if plan.overlap_grad_reduce or (phase, micro, place) == last:
@@ -246,15 +248,15 @@ def _shared(
     after: tuple[int, ...], number: int,
 ) -> tuple[int, ...]:  # fmt: skip
     """Collectives of a block's dense and expert parameters, over the ranks that share each."""
-    made = []
+    indices = []
     role = "gather" if kind == "all_gather" else "reduce"
     for count, group in ((block.dense_parameters, "dp"), (block.expert_parameters, "edp")):
         if count and layout.group(group).size > 1:
             text = name if group == "dp" else f"{name} of experts"
             task = collective_task(pricer, text, Transfer(kind, group, count * width), after, role)
-            made.append(tasks.add(replace(task, block=number)))
+            indices.append(tasks.add(replace(task, block=number)))
             if kind == "reduce_scatter" and group == "dp" and layout.replicas > 1:
                 own = Transfer("all_reduce", "replica", count * width / layout.shard_group)
-                other = collective_task(pricer, "reduce replicas", own, (made[-1],), role)
-                made.append(tasks.add(replace(other, block=number)))
-    return tuple(made)
+                other = collective_task(pricer, "reduce replicas", own, (indices[-1],), role)
+                indices.append(tasks.add(replace(other, block=number)))
+    return tuple(indices)

@@ -47,8 +47,8 @@ def play(tasks: Sequence[Task], lanes: Mapping[str, Lane], compute_slowdown: flo
     waits = [len(set(task.after)) for task in tasks]
     followers: list[list[int]] = [[] for _ in tasks]
     for number, task in enumerate(tasks):
-        for one in set(task.after):
-            followers[one].append(number)
+        for earlier in set(task.after):
+            followers[earlier].append(number)
     start, end = [0] * n, [0] * n
     left: dict[int, float] = {}  # running -> nanoseconds of work still to do, alone
     running: dict[str, set[int]] = {}

@@ -90,20 +90,20 @@ def without_features(plan: Plan, features: tuple[str, ...]) -> Plan:
     return plan.with_fields(changes)
 
 
-def with_feature(model: Model, plan: Plan, name: str, asked: MegaScalePlan) -> tuple[Model, Plan]:
+def with_feature(model: Model, plan: Plan, name: str, parameters: MegaScalePlan) -> tuple[Model, Plan]:
     """Model and plan with one feature more."""
     if name == "parallel_block":
         layers = tuple(replace(layer, parallel_block=True, norms=1) for layer in model.layers)
         return replace(model, layers=layers), plan
     if name == "sliding_window":
-        seen = min(asked.window, plan.seq_len)
+        seen = min(parameters.window, plan.seq_len)
         layers = tuple(
             replace(layer, attention=replace(layer.attention, window=min(seen, layer.attention.window or seen)))
             for layer in model.layers
         )
         return replace(model, layers=layers), plan
     if name == "larger_batch":
-        return model, plan.with_fields({"global_batch": plan.global_batch * asked.batch_factor})
+        return model, plan.with_fields({"global_batch": plan.global_batch * parameters.batch_factor})
     changes = dict(_PLAN[name])
     if plan.attention_impl not in ("flash", "triton"):
         changes.pop("attention_impl", None)

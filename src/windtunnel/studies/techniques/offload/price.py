@@ -59,7 +59,7 @@ class Sizes:
         return int(self.device(window) * constants.RESERVED_OVER_ALLOCATED) + self.outside
 
 
-def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
+def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> Priced:
     """A step with a working window against the same step with everything on the device, fit or not."""
     layout = step.layout
     if (layout.plan.zero_stage or 0) > 1:
@@ -71,38 +71,38 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
         raise LayoutError("offload with offload_optimizer: both move the optimizer", "leave one of them out")
     blocks = [block for block in step.blocks if not block.is_end]
     layers = len(blocks)
-    if asked.window is not None and not 1 <= asked.window <= layers:
-        raise SpecError("window", asked.window, f"give 1 to {layers}, the layers of this rank, or auto")
-    times, ends = layer_times(step, blocks, asked)
+    if offload.window is not None and not 1 <= offload.window <= layers:
+        raise SpecError("window", offload.window, f"give 1 to {layers}, the layers of this rank, or auto")
+    times, ends = layer_times(step, blocks, offload)
     sizes = sizes_of(step, blocks, result)
-    budget = asked.device_memory or layout.cluster.gpu.usable_memory_bytes
-    host = asked.host_memory or layout.cluster.host.memory_bytes // layout.cluster.gpus_per_node
+    budget = offload.device_memory or layout.cluster.gpu.usable_memory_bytes
+    host = offload.host_memory or layout.cluster.host.memory_bytes // layout.cluster.gpus_per_node
     state = sizes.layer_parameters * sizes.state_width
 
     def stepped(window: int) -> Windowed:
-        kept = int(host // state)
-        times_here = times if layers - window > kept and asked.nvme else replace(times, drive=0.0)
-        drives = max(0, layers - window - kept) if asked.nvme else 0
+        host_layers = int(host // state)
+        times_here = times if layers - window > host_layers and offload.nvme else replace(times, drive=0.0)
+        drives = max(0, layers - window - host_layers) if offload.nvme else 0
         return timeline(
             times_here, layers, window, micro_batches=layout.micro_batches, before_s=ends[0], after_s=ends[1],
-            end_s=ends[2], updaters=asked.updaters, drive_layers=drives,
+            end_s=ends[2], updaters=offload.updaters, drive_layers=drives,
         )  # fmt: skip
 
     # The host holds what is not in the window, unless a drive does.
-    least = 1 if asked.nvme else max(1, layers - int(host // state))
-    if asked.window is not None and asked.window < least:
-        remedy = f"holds {int(host // state)} layers' state, not {layers - asked.window}: give window={least} or more"
+    least = 1 if offload.nvme else max(1, layers - int(host // state))
+    if offload.window is not None and offload.window < least:
+        remedy = f"holds {int(host // state)} layers' state, not {layers - offload.window}: give window={least} or more"
         raise SpecError("host_memory", format_bytes(host), f"{remedy}, a larger host_memory, or nvme=true")
     fitting = [
         window for window in range(1, layers + 1) if sizes.reserved(window) * constants.WINDOW_HEADROOM <= budget
     ]
-    if asked.window is None and least > max(fitting, default=1):
+    if offload.window is None and least > max(fitting, default=1):
         away = layers - max(fitting, default=1)
         remedy = f"holds {int(host // state)} layers' state, and {away} or more are not on the device: give a larger"
         raise SpecError("host_memory", format_bytes(host), f"{remedy} host_memory, or nvme=true")
-    window = asked.window or chosen(times, layers, [number for number in fitting if number >= least], ends)
+    window = offload.window or chosen(times, layers, [number for number in fitting if number >= least], ends)
     needed = sizes.reserved(window)
-    if asked.device_memory is not None and needed > budget:
+    if offload.device_memory is not None and needed > budget:
         remedy = f"a window of {window} needs {format_bytes(needed)}: give that or more"
         raise SpecError("device_memory", format_bytes(budget), remedy)
     after = stepped(window)
@@ -111,7 +111,7 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
     return Priced(
         without_s=whole.step_s,
         with_s=after.step_s,
-        parameters={**asdict(asked), "window": window, "device_memory": int(budget), "host_memory": int(host)},
+        parameters={**asdict(offload), "window": window, "device_memory": int(budget), "host_memory": int(host)},
         details={
             "layers": layers,
             "forward_s": times.forward,
@@ -144,7 +144,7 @@ def chosen(times: LayerTimes, layers: int, fitting: list[int], ends: tuple[float
 
 
 def layer_times(
-    step: FlatStep, blocks: list[Block], asked: OffloadPlan
+    step: FlatStep, blocks: list[Block], offload: OffloadPlan
 ) -> tuple[LayerTimes, tuple[float, float, float]]:  # fmt: skip
     """Seconds of the mean layer, and of what stands before, between and behind the layers."""
     layout, pricer = step.layout, step.pricer
@@ -168,8 +168,8 @@ def layer_times(
     gradient = layout.gradient_bytes
     if layout.plan.precision == "fp32":
         gradient = 4.0
-    traffic = constants.EAGER_ADAM_BYTES if asked.optimizer == "eager" else constants.FUSED_ADAM_BYTES
-    drive = parameters * (FP32_STATE - 4.0) * 2.0 / constants.NVME_BYTES_PER_S if asked.nvme else 0.0
+    traffic = constants.EAGER_ADAM_BYTES if offload.optimizer == "eager" else constants.FUSED_ADAM_BYTES
+    drive = parameters * (FP32_STATE - 4.0) * 2.0 / constants.NVME_BYTES_PER_S if offload.nvme else 0.0
     reduce = 0.0
     if layout.group("dp").size > 1:
         reduce = pricer.transfer(Transfer("all_reduce", "dp", parameters * gradient))[0].seconds
@@ -178,7 +178,7 @@ def layer_times(
         backward=backward,
         fetch=parameters * width / link,
         gradients=parameters * gradient / link,
-        update=parameters * traffic / (asked.host_threads * constants.HOST_BYTES_PER_S_PER_THREAD),
+        update=parameters * traffic / (offload.host_threads * constants.HOST_BYTES_PER_S_PER_THREAD),
         resident_update=parameters * per_parameter,
         drive=drive,
         reduce=reduce,
@@ -192,15 +192,15 @@ def sizes_of(step: FlatStep, blocks: list[Block], result: Result) -> Sizes:
     layout, full = step.layout, result.peak_memory
     count = sum(block.dense_parameters + block.expert_parameters for block in step.blocks)
     inside = sum(block.dense_parameters + block.expert_parameters for block in blocks)
-    kept = {name: float(full.categories.get(name, 0)) for name in ("parameters", "gradients", "optimizer")}
-    width = FP32_STATE if layout.plan.precision == "fp32" else sum(kept.values()) / count
+    state = {name: float(full.categories.get(name, 0)) for name in ("parameters", "gradients", "optimizer")}
+    width = FP32_STATE if layout.plan.precision == "fp32" else sum(state.values()) / count
     return Sizes(
         layer_parameters=inside / len(blocks),
         other_parameters=count - inside,
         state_width=width,
         copied_width=parameter_bytes(layout.plan),
-        state=sum(kept.values()),
-        stays=full.peak_allocated_bytes - sum(kept.values()),
+        state=sum(state.values()),
+        stays=full.peak_allocated_bytes - sum(state.values()),
         layers=len(blocks),
         outside=max(0, full.device_bytes - full.peak_reserved_bytes),
     )

@@ -34,40 +34,45 @@ MOST_MICRO_OPS = 4096  # of one collective
 ONE_BY_ONE = {lane: Lane() for lane in (SCALE_UP, SCALE_OUT)}  # the most urgent first
 
 
-def rewrite(step: FlatStep, asked: LinaPlan) -> tuple[FlatStep, int]:
+def rewrite(step: FlatStep, parameters: LinaPlan) -> tuple[FlatStep, int]:
     """The step with priorities and pieces, and in how many pieces experts run: those of the shortest step."""
     exchanges = any(task.role == "all_to_all" for task in step.one)
-    counts = PIECES if asked.pipeline and asked.micro_op and exchanges else (1,)
-    made = {count: step.rewritten(partial(in_pieces, asked=asked, experts=count), lanes_of(asked)) for count in counts}
-    best = min(counts, key=lambda count: made[count].seconds())
-    return made[best], best
+    counts = PIECES if parameters.pipeline and parameters.micro_op and exchanges else (1,)
+    steps = {
+        count: step.rewritten(partial(in_pieces, parameters=parameters, experts=count), lanes_of(parameters))
+        for count in counts
+    }
+    best = min(counts, key=lambda count: steps[count].seconds())
+    return steps[best], best
 
 
-def checked(step: FlatStep, asked: LinaPlan) -> None:
+def checked(step: FlatStep, parameters: LinaPlan) -> None:
     """Raise LayoutError where there is nothing to put first, SpecError on a number that cannot be."""
     if not any(task.role == "all_to_all" for task in step.one):
         raise LayoutError(
             "prioritised_all_to_all (lina) without an all-to-all: no experts, or ep 1",
             "use a model with experts and --ep 2 or more",
         )
-    if asked.packing is not None and step.layout.plan.ep % asked.packing:
-        raise SpecError("packing", asked.packing, f"give a divisor of ep {step.layout.plan.ep}, or auto")
+    if parameters.packing is not None and step.layout.plan.ep % parameters.packing:
+        raise SpecError("packing", parameters.packing, f"give a divisor of ep {step.layout.plan.ep}, or auto")
 
 
-def lanes_of(asked: LinaPlan) -> dict[str, Lane]:
+def lanes_of(parameters: LinaPlan) -> dict[str, Lane]:
     """How links serve their transfers."""
-    return dict(ONE_BY_ONE) if asked.priority else {}
+    return dict(ONE_BY_ONE) if parameters.priority else {}
 
 
-def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Task, ...]:
+def in_pieces(tasks: Sequence[Task], parameters: LinaPlan, experts: int) -> tuple[Task, ...]:
     """Gradients and gathered parameters in micro-operations; all-to-alls and what is between in `experts` pieces."""
 
     def pieces(task: Task) -> int:
-        if task.role in ("reduce", "gather") and asked.micro_op:
-            count = max(1, math.ceil(task.bytes_total / asked.micro_op))
+        if task.role in ("reduce", "gather") and parameters.micro_op:
+            count = max(1, math.ceil(task.bytes_total / parameters.micro_op))
             if count > MOST_MICRO_OPS:
                 least = math.ceil(task.bytes_total / MOST_MICRO_OPS)
-                raise SpecError("micro_op", asked.micro_op, f"{count:,} pieces of {task.name}: give {least:,} or more")
+                raise SpecError(
+                    "micro_op", parameters.micro_op, f"{count:,} pieces of {task.name}: give {least:,} or more"
+                )
             return count
         return experts if task.role in ("all_to_all", "expert") else 1
 
@@ -161,7 +166,7 @@ def place(popularity: Sequence[float], devices: int, most: int = 4) -> dict[int,
             if not free:
                 break
             fits = [device for device in free if load[device] + share <= 1.0 + 1e-9]
-            device = fits[0] if fits else min(free, key=lambda one: (load[one], one))
+            device = fits[0] if fits else min(free, key=lambda device: (load[device], device))
             placed[expert].append(device)
             left[device] -= 1
             load[device] += share
