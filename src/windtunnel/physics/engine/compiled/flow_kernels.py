@@ -87,9 +87,8 @@ class Network(NamedTuple):
 
 
 _named: Callable[[Sequence[object], type], types.Type] = types.NamedTuple  # numba has no type for it
-NETWORK = _named(
-    [*(from_dtype(record)[::1] for record in (LINK, FLOW, ENTRY)), int64[::1]], Network
-)  # as numba knows it
+# As numba knows it.
+NETWORK = _named([*(from_dtype(record)[::1] for record in (LINK, FLOW, ENTRY)), int64[::1]], Network)
 # One signature each, as in `kernels.py`; what only compiled code calls needs no wrapper for Python.
 _inner = partial(njit, cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
