@@ -54,8 +54,8 @@ class SpecError(UserError):
 class UnknownNameError(UserError):
     """A name that the catalogue does not hold."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str | None = None) -> None:
-        self.kind, self.name, self.known = kind, name, sorted(known)
+    def __init__(self, kind: str, name: str, names: Iterable[str], remedy: str | None = None) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(names)
         near = get_close_matches(name.lower(), self.known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(self.known)}."
         super().__init__(f"unknown {kind} {_shown(name)}: {hint}" + (f" {remedy}" if remedy else ""))

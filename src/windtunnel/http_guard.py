@@ -62,11 +62,11 @@ def origin_of(host: str, port: int) -> str:
 
 def token_of(bound: socket.socket) -> str:
     """The token that requests must bring: WINDTUNNEL_TOKEN, else a new one; "" on loopback without that variable."""
-    given = os.environ.get(TOKEN_VARIABLE, "")
-    if given and not re.fullmatch(r"[A-Za-z0-9_.~-]{16,256}", given):
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if token and not re.fullmatch(r"[A-Za-z0-9_.~-]{16,256}", token):
         raise SpecError(TOKEN_VARIABLE, "(not shown)", "give at least 16 letters, digits, _ . ~ or -")
-    if given or ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback:
-        return given
+    if token or ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback:
+        return token
     return secrets.token_urlsafe(24)
 
 
@@ -123,15 +123,15 @@ class Guard:
             await self.app(scope, receive, send)
             return
         assert scope["type"] == "http", "the protocol offers no other"
-        given: dict[str, list[str]] = {}
+        headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
-            given.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip())
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip())
         more = list(self.headers)
         try:
-            self._look_at_sender(scope, given)
+            self._look_at_sender(scope, headers)
             if self.token:
-                more += self._look_at_token(scope, given)
-            body = await self._body(scope["path"], given, receive)
+                more += self._look_at_token(scope, headers)
+            body = await self._body(scope["path"], headers, receive)
         except _RefusedError as refusal:
             await self._refuse(send, refusal)
             return
@@ -145,7 +145,7 @@ class Guard:
         async def answered(message: Message) -> None:
             if more and message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(one for one in more if one[0] not in present)]
+                message["headers"] = [*message["headers"], *(header for header in more if header[0] not in present)]
             await send(message)
 
         await self.app(scope, receive_again, answered)
@@ -168,36 +168,36 @@ class Guard:
         if self.page and not origins and not sites:
             raise _RefusedError(403, "a request that changes something must say that it comes from this page")
 
-    def _look_at_token(self, scope: Scope, given: Mapping[str, list[str]]) -> list[tuple[bytes, bytes]]:
+    def _look_at_token(self, scope: Scope, headers: Mapping[str, list[str]]) -> list[tuple[bytes, bytes]]:
         """Headers that keep a right token for the next request."""
         if not self.page:
-            scheme, _, found = given.get("authorization", [""])[0].partition(" ")
-            if scheme.lower() != "bearer" or not self._is_token(found.strip()):
+            scheme, _, token = headers.get("authorization", [""])[0].partition(" ")
+            if scheme.lower() != "bearer" or not self._is_token(token.strip()):
                 raise _RefusedError(401, "this server wants its token: send it as Authorization: Bearer (`api_key`)")
             return []
-        found = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         cookie: SimpleCookie = SimpleCookie()
         try:
-            cookie.load("; ".join(given.get("cookie", [])))
+            cookie.load("; ".join(headers.get("cookie", [])))
         except CookieError:  # no browser sends this
             cookie.clear()
-        if not self._is_token(found or (cookie[COOKIE].value if COOKIE in cookie else "")):
+        if not self._is_token(token or (cookie[COOKIE].value if COOKIE in cookie else "")):
             raise _RefusedError(403, "open the address that `windtunnel ui` printed: it holds the token")
-        return [(b"set-cookie", f"{COOKIE}={found}; HttpOnly; SameSite=Strict; Path=/".encode())] if found else []
+        return [(b"set-cookie", f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/".encode())] if token else []
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self.token.encode())
 
-    async def _body(self, path: str, given: Mapping[str, list[str]], receive: Receive) -> bytes | None:
+    async def _body(self, path: str, headers: Mapping[str, list[str]], receive: Receive) -> bytes | None:
         """All of it; None from a client that hung up."""
-        most, parts, size, begun = self.most(path), [], 0, asyncio.get_running_loop().time()
+        most, parts, size, begin_s = self.most(path), [], 0, asyncio.get_running_loop().time()
         too_large = _RefusedError(413, f"too large: at most {most >> 20} MiB")
-        length = given.get("content-length", ["0"])[0]
+        length = headers.get("content-length", ["0"])[0]
         if not length.isdecimal() or len(length) > 15 or int(length) > most:  # before any of it is read
             raise too_large
         while True:
             try:
-                async with asyncio.timeout_at(begun + BODY_S + size / BODY_BYTES_PER_S):
+                async with asyncio.timeout_at(begin_s + BODY_S + size / BODY_BYTES_PER_S):
                     message = await receive()
             except TimeoutError:
                 raise _RefusedError(408, "the body came too slowly") from None
@@ -215,10 +215,10 @@ class Guard:
         if not self.page:
             error = {"message": text, "type": "invalid_request_error", "param": None, "code": refusal.status}
             text, kind = json.dumps({"error": error}), "application/json"
-        named = {"content-type": kind, "content-length": str(len(text.encode())), "connection": "close"}
+        fields = {"content-type": kind, "content-length": str(len(text.encode())), "connection": "close"}
         if refusal.status == 401:
-            named["www-authenticate"] = "Bearer"
-        headers = [*((name.encode(), value.encode()) for name, value in named.items()), *self.headers]
+            fields["www-authenticate"] = "Bearer"
+        headers = [*((name.encode(), value.encode()) for name, value in fields.items()), *self.headers]
         await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await send({"type": "http.response.body", "body": text.encode()})
 

@@ -34,5 +34,5 @@ class Shown:
 
 def _public(name: str) -> Callable[..., object]:
     """A renderer among the public names: an answer imports no report, the top-level package knows both."""
-    found: Callable[..., object] = getattr(sys.modules[__name__.partition(".")[0]], name)
-    return found
+    renderer: Callable[..., object] = getattr(sys.modules[__name__.partition(".")[0]], name)
+    return renderer

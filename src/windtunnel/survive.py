@@ -24,11 +24,11 @@ __getattr__ = lazily("windtunnel.real.survive", {"standby": "loop.standby", "tra
 
 
 class _Callable(ModuleType):
-    def __call__(self, *arguments: object, **named: object) -> object:
+    def __call__(self, *arguments: object, **keywords: object) -> object:
         from windtunnel.studies.survive import survive
 
         study: Callable[..., object] = survive
-        return study(*arguments, **named)
+        return study(*arguments, **keywords)
 
 
 sys.modules[__name__].__class__ = _Callable

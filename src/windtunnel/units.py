@@ -263,7 +263,7 @@ def _unit_remedy(unit: str, units: Mapping[str, float], example: str) -> str:
         return f"takes no unit; write a plain number, such as {example}"
     if unit in _BITS and units is _BYTES:
         return f"{unit} is bits; write {unit.rstrip('it').rstrip('b')}B for bytes"
-    same = [known for known in units if known.lower() == unit.lower()]
+    same = [name for name in units if name.lower() == unit.lower()]
     if same:
         return f"unknown unit {unit!r}: units are case-sensitive; write {' or '.join(same)}"
     return f"unknown unit {unit!r}; write for example {example}"

@@ -61,12 +61,12 @@ def test_copied_blocks_are_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", PLANS)
 def test_blocks_copied_from_other_passes_are_the_blocks(name: str) -> None:
     layout, pieces, phases = _passes(name)
-    pricer, built = Pricer(layout), pass_lowering.Built()
+    pricer, stretches = Pricer(layout), pass_lowering.Stretches()
     for piece in pieces:
         for phase in phases:
             alone = build_segment(pricer, piece.blocks, phase)
-            _equal(_fields(build_segment(pricer, piece.blocks, phase, built=built)), _fields(alone))
-    assert built or layout.gathers_in_passes, "no block could be copied"
+            _equal(_fields(build_segment(pricer, piece.blocks, phase, stretches=stretches)), _fields(alone))
+    assert stretches or layout.gathers_in_passes, "no block could be copied"
 
 
 def _passes(name: str) -> tuple[Any, list[Any], list[Kind]]:

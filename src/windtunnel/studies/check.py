@@ -74,11 +74,13 @@ def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
     if baseline_s is None and any(name == "slower" for name, _ in rules):
         result = advised()
     best = min(
-        (advice for advice in result.advice if advice.kind == PLAN), key=lambda one: one.step_time_ns, default=None
+        (advice for advice in result.advice if advice.kind == PLAN),
+        key=lambda advice: advice.step_time_ns,
+        default=None,
     )
     change = None if best is None or baseline_s is not None else _of_file(best, predict, result)
-    said = "" if best is None else f"with {best.flags}" if change is None else words_of(change.diff)
-    findings = tuple(_finding(name, value, result, baseline_s, best, said) for name, value in rules)
+    wording = "" if best is None else f"with {best.flags}" if change is None else words_of(change.diff)
+    findings = tuple(_finding(name, value, result, baseline_s, best, wording) for name, value in rules)
     peak = result.peak_memory if result.memory else None
     return Checked(
         passed=all(finding.passed for finding in findings),
@@ -93,12 +95,12 @@ def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
     )
 
 
-def _of_file(best: Advice, asked: Predict, result: Result) -> Proposal | None:
+def _of_file(best: Advice, predict: Predict, result: Result) -> Proposal | None:
     """The change as one of the user's own file; None where there is none, or it has no option for it."""
-    launch, plan = launch_of(asked.model.base), asked.plan
+    launch, plan = launch_of(predict.model.base), predict.plan
     if launch is None or not isinstance(plan, Plan):
         return None
-    proposal = as_change(best, model_of(asked.model, result.n_gpus), cluster_of(asked.cluster), plan, launch)
+    proposal = as_change(best, model_of(predict.model, result.n_gpus), cluster_of(predict.cluster), plan, launch)
     return proposal if proposal.diff else None
 
 

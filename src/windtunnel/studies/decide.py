@@ -120,7 +120,7 @@ def answer(question: Decide) -> Decision:
         notes.append(
             f"{fields['global_batch']:,} sequences a step, {TOKENS_PER_STEP / 1e6:.1f}M tokens: give --global-batch"
         )
-    found = [
+    candidates = [
         _option(question, model, word, cluster, price, fields, failures)
         for model in question.models
         for word, cluster, price in zip(words, clusters, prices, strict=True)
@@ -128,11 +128,13 @@ def answer(question: Decide) -> Decision:
     notes += [
         f"the plan of {option.model} on {option.cluster} could be {option.gap:.1%} slower than the best:"
         " give more --within"
-        for option in found
+        for option in candidates
         if option.fits and option.gap >= GAP_WORTH_SAYING
     ]
     by = "cost" if all(price is not None for price in prices) else "days"
-    ordered = sorted(found, key=lambda one: (not one.fits, getattr(one, by) or 0.0, one.model, one.cluster))
+    ordered = sorted(
+        candidates, key=lambda option: (not option.fits, getattr(option, by) or 0.0, option.model, option.cluster)
+    )
     options = tuple(_beside(option, ordered, by) for option in ordered)
     return Decision(options, _sentence(options, by, question), by, question.currency, question.tokens, tuple(notes))
 
@@ -156,32 +158,34 @@ def _check_models(question: Decide, gpus: int) -> None:
 def _prices(text: str, clusters: Sequence[Cluster], words: Sequence[str]) -> list[float | None]:
     """Of a GPU of each cluster; None where none is given. Raises SpecError."""
     bare: list[float] = []
-    named: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for part in (word.strip() for word in text.split(",") if word.strip()):
         name, equals, value = part.rpartition("=")
         price = parse_number(value, "--price")
         if price < 0.0:
             raise SpecError("--price", part, "give money for an hour of one GPU, 0 or more")
         if equals:
-            named[name.strip()] = price
+            by_name[name.strip()] = price
         else:
             bare.append(price)
-    if len(bare) > 1 and (named or len(bare) != len(clusters)):
-        said = ",".join(f"{word.rpartition(':')[0] or word}=.." for word in words)
-        raise SpecError("--price", text, f"give one for all, one for each of the {len(clusters)} clusters, or {said}")
-    found: list[float | None] = list(bare) if len(bare) > 1 else [bare[0] if bare else None] * len(clusters)
-    for name, price in named.items():
+    if len(bare) > 1 and (by_name or len(bare) != len(clusters)):
+        example = ",".join(f"{word.rpartition(':')[0] or word}=.." for word in words)
+        raise SpecError(
+            "--price", text, f"give one for all, one for each of the {len(clusters)} clusters, or {example}"
+        )
+    prices: list[float | None] = list(bare) if len(bare) > 1 else [bare[0] if bare else None] * len(clusters)
+    for name, price in by_name.items():
         meant = [
             place
             for place, (cluster, word) in enumerate(zip(clusters, words, strict=True))
             if name in (word, word.rpartition(":")[0], cluster.gpu.name) or _gpu_name(name) == cluster.gpu.name
         ]
         if not meant:
-            known = sorted({word.rpartition(":")[0] or word for word in words})
-            raise SpecError("--price", f"{name}={price:g}", f"no cluster is called so: {', '.join(known)}")
+            names = sorted({word.rpartition(":")[0] or word for word in words})
+            raise SpecError("--price", f"{name}={price:g}", f"no cluster is called so: {', '.join(names)}")
         for place in meant:
-            found[place] = price
-    return found
+            prices[place] = price
+    return prices
 
 
 def _gpu_name(name: str) -> str | None:
@@ -201,42 +205,44 @@ def _option(
     fields: Mapping[str, object],
     failures: str,
 ) -> Option:
-    named = ModelPart(base=model), ClusterPart(base=word)
+    parts = ModelPart(base=model), ClusterPart(base=word)
     search = Search(
-        model=named[0], cluster=named[1], plan=open_plan(**fields), top=1, within=question.within, price=price
+        model=parts[0], cluster=parts[1], plan=open_plan(**fields), top=1, within=question.within, price=price
     )
     bare = Option(model=model, cluster=word, gpus=cluster.n_gpus, fits=False)
     try:
-        found = plans(search)
+        planned = plans(search)
     except UserError as error:
         return replace(bare, reason=str(error))
-    bare = replace(bare, gap=found.gap)
-    if not found.plans:
-        early = f"no plan was found in {question.within:g} s: give --within" if found.gap else "no plan fits in memory"
+    bare = replace(bare, gap=planned.gap)
+    if not planned.plans:
+        early = (
+            f"no plan was found in {question.within:g} s: give --within" if planned.gap else "no plan fits in memory"
+        )
         return replace(bare, reason=early)
-    best = found.plans[0]
-    return _with_failures(question, bare, best, named, cluster, price, failures)
+    best = planned.plans[0]
+    return _with_failures(question, bare, best, parts, cluster, price, failures)
 
 
 def _with_failures(
     question: Decide,
     bare: Option,
     best: Planned,
-    named: tuple[ModelPart, ClusterPart],
+    parts: tuple[ModelPart, ClusterPart],
     cluster: Cluster,
     price: float | None,
     failures: str,
 ) -> Option:
     from windtunnel.questions import read
 
-    asked = read(
-        {"question": "predict", "model": plain_part(named[0]), "cluster": plain_part(named[1]), "plan": dict(best.plan)}
+    predict = read(
+        {"question": "predict", "model": plain_part(parts[0]), "cluster": plain_part(parts[1]), "plan": dict(best.plan)}
     )
-    result, _ = answer_at_first(asked)
+    result, _ = answer_at_first(predict)
     bare_s = question.tokens / result.tokens_per_s
     survive = Survive(
-        model=named[0],
-        cluster=named[1],
+        model=parts[0],
+        cluster=parts[1],
         plan=open_plan(**dict(best.plan)),
         days=_askable(bare_s / DAY_S),
         failures=failures,
@@ -250,7 +256,7 @@ def _with_failures(
         return replace(bare, reason=f"failures leave no time to train, with {entry.policy}")
     days = bare_s / DAY_S / entry.ettr
     survive = replace(survive, days=_askable(days))
-    entry = max(survived(replace(job, days=survive.days)).entries, key=lambda one: one.ettr)
+    entry = max(survived(replace(job, days=survive.days)).entries, key=lambda policy_entry: policy_entry.ettr)
     low, high = (number / result.step_time_ns for number in (result.step_time_p5_ns, result.step_time_p95_ns))
     share = {name: value for name, value in result.provenance.items() if name in ESTIMATED}
     times = days / survive.days  # 1 but for runs that are shorter or longer than what `survive` is asked
@@ -284,7 +290,7 @@ def _with_failures(
         cost_p5=None if cost is None else cost * low,
         cost_p95=None if cost is None else cost * high,
         cost_per_million_tokens=None if cost is None else cost / question.tokens * 1e6,
-        predict=command(asked),
+        predict=command(predict),
         survive=command(survive),
     )
 
@@ -294,23 +300,23 @@ def _askable(days: float) -> float:
     return min(DAYS_MOST, max(1.0, days))
 
 
-def _beside(one: Option, options: Sequence[Option], by: str) -> Option:
+def _beside(own: Option, options: Sequence[Option], by: str) -> Option:
     """An option beside the others: whether it is told apart from the first, and the price that would make it even."""
-    if not one.fits:
-        return one
+    if not own.fits:
+        return own
     first = options[0]
     others = [
-        option.cost for option in options if option is not one and option.model == one.model and option.cost is not None
+        option.cost for option in options if option is not own and option.model == own.model and option.cost is not None
     ]
-    even = min(others) / one.gpu_hours if others and one.gpu_hours else None
-    apart, by_days = _apart(one, first, by), _apart(one, first, "days")
-    return replace(one, told_apart=apart, days_told_apart=by_days, break_even_price=even)
+    even = min(others) / own.gpu_hours if others and own.gpu_hours else None
+    apart, by_days = _apart(own, first, by), _apart(own, first, "days")
+    return replace(own, told_apart=apart, days_told_apart=by_days, break_even_price=even)
 
 
-def _apart(one: Option, first: Option, by: str) -> bool:
+def _apart(own: Option, first: Option, by: str) -> bool:
     """Whether the bands of two leave open which is better."""
-    mine, best = ((getattr(option, f"{by}_p5"), getattr(option, f"{by}_p95")) for option in (one, first))
-    return one is first or mine[0] > best[1] or mine[1] < best[0]
+    mine, best = ((getattr(option, f"{by}_p5"), getattr(option, f"{by}_p95")) for option in (own, first))
+    return own is first or mine[0] > best[1] or mine[1] < best[0]
 
 
 def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
@@ -320,10 +326,10 @@ def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
     first = able[0]
     money = "" if first.cost is None else f" for {question.currency}{first.cost:,.0f}"
     paid = ", paid as well" if money else ""
-    kept = f" on {format_many(first.standbys, 'machine')} more{paid}" if first.standbys else ""
+    standbys = f" on {format_many(first.standbys, 'machine')} more{paid}" if first.standbys else ""
     text = f"{first.cluster} trains {first.model} in {first.days:.3g} days{money}, with failures met by {first.policy}"
     lead = f"; {_lead(able, by)}" if len(options) > 1 else "."
-    return " ".join([f"{text}{kept}{lead}", *_unmeasured(able[:2])])
+    return " ".join([f"{text}{standbys}{lead}", *_unmeasured(able[:2])])
 
 
 def _lead(able: Sequence[Option], by: str) -> str:

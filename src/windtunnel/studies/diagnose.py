@@ -92,16 +92,16 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     if run is not None:
         run = run.with_seconds(float(result.tokens_per_step), sequences, result.n_gpus)
     traced = read_traced(question.trace) if question.trace else {}
-    step_s, steady, said = _measured(question, run, traced)
+    step_s, steady, remarks = _measured(question, run, traced)
     if result.mfu * result.step_time_s > step_s:
-        said.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
+        remarks.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
     over, said_of_memory = _memory(run, result)
     differs, said_of_plan = ([], []) if run is None else _differs(predict, result, run)
     well = read_traced(question.healthy) if question.healthy else {}
     if well and not traced:
         raise UserError("--healthy is held against a trace of the job as it is now: give --trace FILE too")
     if well:
-        said.append(f"causes are told against the healthy run, whose step takes {format_time(length_s(well))}")
+        remarks.append(f"causes are told against the healthy run, whose step takes {format_time(length_s(well))}")
     expected = mean_classes(well) if well else predicted_classes(result)
     waits_s = result.breakdown_ns.get(STRAGGLING, 0) / 1e9
     evidence = Evidence(step_s, expected, traced, run, steady, result.memory_capacity_bytes, waits_s, differs, well)
@@ -127,7 +127,7 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
         classes=classes_against(result, traced) if traced else (),
         steady=steady,
         log_format="" if run is None else run.format,
-        notes=(*said, *said_of_memory, *said_of_plan, *(() if run is None else run.notes)),
+        notes=(*remarks, *said_of_memory, *said_of_plan, *(() if run is None else run.notes)),
         not_understood=() if run is None else run.not_understood,
         result=result,
     )
@@ -148,12 +148,12 @@ def _check_same_work(run: MeasuredRun, result: Result, question: Diagnose) -> No
         raise SpecError("--cluster", question.cluster.base, remedy)
     plan = result.spec["plan"]
     length = run.arguments.get("seq_length", "")
-    for flag, asked, logged in (
+    for flag, planned, logged in (
         ("--global-batch", plan["global_batch"], run.global_batch),
         ("--seq-len", plan["seq_len"], int(length) if length.isdecimal() else None),
     ):
-        if logged is not None and logged != asked:
-            raise SpecError(flag, asked, f"{run.source} says {logged:,}: give {flag} {logged}")
+        if logged is not None and logged != planned:
+            raise SpecError(flag, planned, f"{run.source} says {logged:,}: give {flag} {logged}")
 
 
 def _memory(run: MeasuredRun | None, result: Result) -> tuple[float, list[str]]:
@@ -169,8 +169,8 @@ def _memory(run: MeasuredRun | None, result: Result) -> tuple[float, list[str]]:
             most = max(by_rank.values())
             ratio = most / max(predicted, 1)
             text = f"the log has {format_bytes(most)} {word} at the peak, {format_bytes(predicted)} predicted"
-            held = ": what is proposed has to fit with as much more" if ratio > 1.0 else ""
-            return max(1.0, ratio), [f"{text}{held}"] if abs(ratio - 1.0) > MEMORY_DIFFERS else []
+            caution = ": what is proposed has to fit with as much more" if ratio > 1.0 else ""
+            return max(1.0, ratio), [f"{text}{caution}"] if abs(ratio - 1.0) > MEMORY_DIFFERS else []
     return 1.0, []
 
 
@@ -226,7 +226,7 @@ def _measured(
     return length_s(traced), None, notes
 
 
-def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tuple[str, float]], list[str]]:
+def _differs(predict: Predict, result: Result, run: MeasuredRun) -> tuple[list[tuple[str, float]], list[str]]:
     """What the run says of its plan and the question does not, with the seconds that it takes more."""
     notes: list[str] = []
     try:
@@ -236,8 +236,8 @@ def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tup
         others = {name: value for name, value in stated.items() if own.get(name) != value}
         if not others:
             return [], notes
-        plan = {**plain_part(asked.plan), **others}
-        as_run = answer_at_first(replace(asked, plan=_plan(plan)))[0]
+        plan = {**plain_part(predict.plan), **others}
+        as_run = answer_at_first(replace(predict, plan=_plan(plan)))[0]
     except UserError as error:
         return [], [*notes, f"what the log says of its plan cannot be predicted: {error}"]
     text = ", ".join(f"{name} {value}, not {own.get(name)}" for name, value in others.items())

@@ -106,12 +106,12 @@ def answer(question: Fabric) -> FabricResult:
     group = group_of(ranks, question.stride, cluster)
     measured = {} if question.measured is None else read_nccl_tests(question.measured)
     sizes = sorted(measured) if measured else sizes_of(question.bytes)
-    found = tuple(_size(kind, size, group, cluster, question.algorithm, measured.get(size)) for size in sizes)
+    priced_sizes = tuple(_size(kind, size, group, cluster, question.algorithm, measured.get(size)) for size in sizes)
     return FabricResult(
         spec={"cluster": cluster.name, "gpus": cluster.n_gpus, "gpu": cluster.gpu.name, "stride": question.stride},
         collective=question.collective,
         placement=_placement(group, cluster),
-        sizes=found,
+        sizes=priced_sizes,
         warnings=_warnings(kind, group, cluster),
     )
 

@@ -30,17 +30,17 @@ def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
         return {"techniques": listed}
     if question.cluster is None:
         raise SpecError("--cluster", None, "give the GPUs of the launch file's job, e.g. h100-sxm:64")
-    asked = predict.of_launch_file(ModelPart(base=question.launch), ClusterPart(base=question.cluster), {})
-    without_s = predict.answer(asked).step_time_s
-    for one in listed:
-        name = str(one["name"])
-        one |= {"step_time_without_s": without_s, "line": LINES[name]}
+    job = predict.of_launch_file(ModelPart(base=question.launch), ClusterPart(base=question.cluster), {})
+    without_s = predict.answer(job).step_time_s
+    for technique in listed:
+        name = str(technique["name"])
+        technique |= {"step_time_without_s": without_s, "line": LINES[name]}
         try:
-            with_s = predict.answer(replace(asked, technique=(name,))).step_time_s
+            with_s = predict.answer(replace(job, technique=(name,))).step_time_s
         except UserError as error:
-            one["cannot"] = str(error)
+            technique["cannot"] = str(error)
         else:
-            one |= {"step_time_s": with_s, "gain": without_s / with_s}
+            technique |= {"step_time_s": with_s, "gain": without_s / with_s}
     return {"techniques": sorted(listed, key=_gain, reverse=True)}
 
 

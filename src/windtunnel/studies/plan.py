@@ -65,9 +65,9 @@ def cuts(question: Search) -> dict[str, object]:
     from windtunnel.studies.planning.captured import plan_captured
 
     fixed = plain_part(question.plan)
-    asked = {name: value for name, value in plain_part(question).items() if name not in CUT_ASKED}
-    asked |= {name: value for name, value in fixed.items() if name not in CUT_BY}
-    for name, value in asked.items():
+    extra = {name: value for name, value in plain_part(question).items() if name not in CUT_ASKED}
+    extra |= {name: value for name, value in fixed.items() if name not in CUT_BY}
+    for name, value in extra.items():
         why = "leave it out: a captured script is cut into stages and replicas, with --pp or --dp if they are given"
         raise SpecError(f"--{name.replace('_', '-')}", str(value), why)
     if len(plain_part(question.model)) > 1 or question.cluster.base is None or len(plain_part(question.cluster)) > 1:

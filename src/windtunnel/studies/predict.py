@@ -99,13 +99,13 @@ def _with_own_plan(question: Predict) -> tuple[Predict, tuple[str, ...]]:
 def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
     """What moves the answer by the runs that were measured."""
     if not question.anchor:
-        return lambda found: found
+        return lambda result: result
     from windtunnel.studies.measured_run.anchoring import Anchor, check_anchorable, read_anchor, with_anchors
 
     check_anchorable(result)
     files = [(path, *read_anchor(path)) for path in question.anchor]
     anchors = [Anchor(path, measured_s, answer(own)) for path, measured_s, own in files]
-    return lambda found: with_anchors(found, anchors)
+    return lambda result: with_anchors(result, anchors)
 
 
 def of_launch_file(
@@ -149,9 +149,9 @@ def is_captured(word: str) -> bool:
 
 def _as_asked(result: Result, question: Predict, notes: tuple[str, ...]) -> Result:
     """A result that names model and cluster as the question does."""
-    named = replace(read(result.question), model=question.model, cluster=question.cluster, anchor=question.anchor)
+    restated = replace(read(result.question), model=question.model, cluster=question.cluster, anchor=question.anchor)
     warnings = (*result.warnings, *notes)
-    return replace(result, question=plain(named), reproduce=command(named), warnings=warnings)
+    return replace(result, question=plain(restated), reproduce=command(restated), warnings=warnings)
 
 
 def _of_script(question: Predict) -> Result:

@@ -60,12 +60,12 @@ def survive(
     plan: Plan | str | Path | Mapping[str, object] | None = None,
     *,
     step_time: str | float | None = None,
-    **asked: Any,
+    **keywords: Any,
 ) -> Survival:
     """What failures cost a job: effective training time, waterfall, interruptions, cost, policy by policy.
 
     `model`, `cluster` and `plan` as `windtunnel.predict` takes them; without a model the job is assumed, with
-    steps of `step_time` (10s). `asked`: KEYWORDS, with the defaults of the question. Raises UserError on the first
+    steps of `step_time` (10s). `keywords`: KEYWORDS, with the defaults of the question. Raises UserError on the first
     mistake.
     """
     check(locals(), step_time=str | float | None)
@@ -74,14 +74,14 @@ def survive(
     from windtunnel.studies.resilience import survive as survived
     from windtunnel.studies.training import read_plan
 
-    for name in asked:
+    for name in keywords:
         if name not in KEYWORDS:
             raise UnknownNameError("keyword of survive", name, KEYWORDS)
-    check(asked, **{name: KEYWORDS[name] for name in asked})
+    check(keywords, **{name: KEYWORDS[name] for name in keywords})
     machine = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
-    fields = {CALLED.get(name, name): value for name, value in asked.items()}
-    fields |= {"policy": ",".join(texts("policies", asked["policies"]))} if "policies" in asked else {}
-    fields |= {"recovery": texts("recovery", asked["recovery"])} if "recovery" in asked else {}
+    fields = {CALLED.get(name, name): value for name, value in keywords.items()}
+    fields |= {"policy": ",".join(texts("policies", keywords["policies"]))} if "policies" in keywords else {}
+    fields |= {"recovery": texts("recovery", keywords["recovery"])} if "recovery" in keywords else {}
     question = Survive(cluster=ClusterPart(base=machine.name), **fields)
     if model is None:
         if not isinstance(plan, Mapping | None):
@@ -92,8 +92,8 @@ def survive(
         raise SpecError("step_time", step_time, "leave it out: the model's step is predicted")
     if plan is None:
         raise SpecError("plan", None, "give the plan that the model is trained by")
-    built = model if isinstance(model, Model) else load_model(model)
-    return survived(asked_of(predicted(built, machine, read_plan(plan)), machine, question))
+    loaded = model if isinstance(model, Model) else load_model(model)
+    return survived(asked_of(predicted(loaded, machine, read_plan(plan)), machine, question))
 
 
 def asked_of(shape: Shape, machine: Cluster, question: Survive) -> Asked:
@@ -194,13 +194,13 @@ def _times(recovery: Sequence[str], gpus: int, saved: Checkpoint | None) -> Reco
     from windtunnel.studies.resilience import published, with_times
 
     times = published(gpus) if saved is None else replace(published(gpus), load=saved.load_s())
-    said = {}
+    changes = {}
     for text in recovery:
         name, equals, value = text.partition("=")
         if not equals:
             raise SpecError("--recovery", text, "write NAME=TIME, e.g. schedule=2min")
-        said[name.strip()] = value.strip()
-    return with_times(times, said)
+        changes[name.strip()] = value.strip()
+    return with_times(times, changes)
 
 
 def assumed(machine: Cluster, flags: Mapping[str, object], step_time: str | float | None = None) -> Shape:

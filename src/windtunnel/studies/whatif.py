@@ -68,8 +68,8 @@ def changed_question(question: Predict, texts: Sequence[str], slow: Sequence[str
         else:
             others.append(text)
     question = replace(question, scenario=replace(scenario, slow=(*scenario.slow, *slow)))
-    found: Predict = with_settings(question, others)
-    return found
+    changed: Predict = with_settings(question, others)
+    return changed
 
 
 def _mended(scenario: Scenario, value: str) -> Scenario:
@@ -92,8 +92,8 @@ def _files(question: Predict) -> list[Path]:
     machine = head if colon and count.isdigit() else cluster
     folder = model.rpartition(CAPTURED_HASH)[0]  # of a captured folder, named with its content's hash
     at = folder if folder and not Path(model).exists() else model
-    named = [at] if at.startswith((".", "/")) or at.endswith(".json") else []
-    named += [machine] if machine.lower().endswith((".yaml", ".yml", ".json")) else []
+    names = [at] if at.startswith((".", "/")) or at.endswith(".json") else []
+    names += [machine] if machine.lower().endswith((".yaml", ".yml", ".json")) else []
     texts = [text for text in (question.scenario.router_load, question.scenario.lengths) if text]
-    named += [text for text in texts if not text.startswith("zipf:")]
-    return [Path(name) for name in named]
+    names += [text for text in texts if not text.startswith("zipf:")]
+    return [Path(name) for name in names]

@@ -142,8 +142,8 @@ class CalibratedCosts:
 
     def copy(self, bytes_total: float, kind: str = "copy") -> Price:
         """A copy on the device, or over its link to the host (`kind` h2d or d2h)."""
-        known = sorted(name for op, name in self.calibration.points if op == f"{kind} forward")
-        return FREE if bytes_total == 0 else self._priced(kind, (bytes_total,), known[0] if known else "int8")
+        dtypes = sorted(name for op, name in self.calibration.points if op == f"{kind} forward")
+        return FREE if bytes_total == 0 else self._priced(kind, (bytes_total,), dtypes[0] if dtypes else "int8")
 
     def curve(self, op_phase: str, dtype: str) -> Curve | None:
         """The curve of one operation; None where it was not measured in this dtype."""
@@ -166,16 +166,16 @@ class CalibratedCosts:
 
     def _priced(self, op_phase: str, shape: tuple[float, ...], dtype: str) -> Price:
         key = (op_phase, shape, dtype)
-        found = self._prices.get(key)
-        if found is None:
+        price = self._prices.get(key)
+        if price is None:
             op = operation(op_phase)
             if op is None or len(shape) != len(size_names(op)):
                 raise SpecError("operation", op_phase, "is none that a calibrated device prices with these sizes")
             for name, size in zip(size_names(op), shape, strict=True):
                 if not (math.isfinite(size) and size >= 1):
                     raise SpecError(name, size, f"a size of {op} must be 1 or more")
-            found = self._prices[key] = self._own(op, shape, dtype) or self._sibling(op, shape, dtype)
-        return found
+            price = self._prices[key] = self._own(op, shape, dtype) or self._sibling(op, shape, dtype)
+        return price
 
     def _own(self, op: str, shape: tuple[float, ...], dtype: str) -> Price | None:
         curve = self.curve(op, dtype)
@@ -272,25 +272,27 @@ class CalibratedCosts:
         return self.curve(f"gemm {op.split()[1]}", dtype) if op.startswith("grouped_gemm") else None
 
     def _terms(self, op: str, dtype: str, shapes: Array, steps: Sequence[float]) -> Array:
-        ones = np.ones(len(shapes))
+        constant = np.ones(len(shapes))
         columns = shapes.T
         if op.startswith("gemm"):
-            return np.stack([*_gemm_terms(*columns), ones], axis=1)
+            return np.stack([*_gemm_terms(*columns), constant], axis=1)
         if op.startswith("grouped_gemm"):
             groups = columns[0]
             if self._base(op, dtype) is None:
-                return np.stack([*(groups * term for term in _gemm_terms(*columns[1:])), groups, ones], axis=1)
+                return np.stack([*(groups * term for term in _gemm_terms(*columns[1:])), groups, constant], axis=1)
             phase = op.split()[1]
             each = np.array([self.gemm(phase, m, n, k, dtype).seconds for _, m, n, k in shapes.tolist()])
-            return np.stack([groups * each, groups, ones], axis=1)
+            return np.stack([groups * each, groups, constant], axis=1)
         if op.startswith("attention"):
             batch, seq, heads, kv_heads, dim = columns
             rows, keys = batch * heads * seq, self.attended(seq)
-            return np.stack([rows * keys * dim, rows * keys, rows * dim, batch * kv_heads * seq * dim, ones], axis=1)
+            return np.stack(
+                [rows * keys * dim, rows * keys, rows * dim, batch * kv_heads * seq * dim, constant], axis=1
+            )
         elements = shapes.prod(axis=1)
         beyond = [np.maximum(0.0, elements - step) for step in steps]
         rows_of = [columns[0]] if shapes.shape[1] > 1 else []
-        return np.stack([elements, *beyond, *rows_of, ones], axis=1)
+        return np.stack([elements, *beyond, *rows_of, constant], axis=1)
 
 
 @lru_cache(maxsize=16)

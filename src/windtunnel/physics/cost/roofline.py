@@ -45,8 +45,8 @@ def constants() -> dict[str, Any]:
 
 def by_generation(generations: dict[str, Any], generation: str) -> dict[str, Any]:
     """The entry of a generation, or that of `other`."""
-    found: dict[str, object] = generations.get(generation, generations["other"])
-    return found
+    entry: dict[str, object] = generations.get(generation, generations["other"])
+    return entry
 
 
 def launch_floor_s() -> float:
@@ -57,8 +57,8 @@ def launch_floor_s() -> float:
 def gemm_efficiency(gpu: Gpu, dtype: str) -> Efficiency:
     """Peak utilisation of the matrix units for `dtype`; fp16 as bf16."""
     entry = by_generation(constants()["generations"], gpu.generation)["gemm"]
-    found = entry.get("bf16" if dtype == "fp16" else dtype) or constants()["gemm_dtype_default"]
-    return Efficiency(float(found["peak"]), float(found["k_half"]), float(found["band"]))
+    numbers = entry.get("bf16" if dtype == "fp16" else dtype) or constants()["gemm_dtype_default"]
+    return Efficiency(float(numbers["peak"]), float(numbers["k_half"]), float(numbers["band"]))
 
 
 def grouped_share(gpu: Gpu) -> float:
@@ -118,7 +118,7 @@ def compute_beside_sibling(gpu: Gpu, dtype: str) -> float:
     sibling = get_gpu(gpu.kernel_tables)
     if not (gpu.supports(dtype) and sibling.supports(dtype)):
         return scale
-    here, there = (one.peak_flops(dtype) / one.peak_flops("bf16") for one in (gpu, sibling))
+    here, there = (card.peak_flops(dtype) / card.peak_flops("bf16") for card in (gpu, sibling))
     return scale * here / there
 
 

@@ -56,11 +56,11 @@ def mixer_s(gpu: Gpu, framework: str, mixer: Recurrent, tokens: float, sequences
     """One layer in serving on one of `tp` ranks: `tokens` of each sequence, 1 in decoding."""
     heads = -(-mixer.heads // tp)
     if tokens > 1:
-        found = scan_s(gpu, framework, mixer.form, heads, mixer.head_dim, mixer.value_head_dim, tokens, sequences)
+        seconds = scan_s(gpu, framework, mixer.form, heads, mixer.head_dim, mixer.value_head_dim, tokens, sequences)
     else:
-        found = _decode_s(gpu, framework, mixer.form, heads, mixer.head_dim, mixer.value_head_dim, sequences)
-    if found is not None:
-        return found
+        seconds = _decode_s(gpu, framework, mixer.form, heads, mixer.head_dim, mixer.value_head_dim, sequences)
+    if seconds is not None:
+        return seconds
     chunk = int(min(mixer.chunk, tokens))
     flops = (
         tokens * sequences * mixer.scan_flops(chunk) / tp if tokens > 1 else 0.0

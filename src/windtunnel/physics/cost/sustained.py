@@ -36,7 +36,7 @@ def sustained_gemm(kernels: KernelCosts, training: TrainingCosts, m: int, n: int
     for parts in (2, 4):
         if m % parts == 0 and 2.0 * m * n * k / parts > THROTTLED_FLOPS:
             halves = kernels.gemm(m // parts, n, k, dtype).scaled(parts)
-            price = min(price, halves, key=lambda one: one.seconds)
+            price = min(price, halves, key=lambda candidate: candidate.seconds)
     return _level_off(kernels, training, price, 2.0 * m * n * k, dtype)
 
 

@@ -149,7 +149,7 @@ def software(release: str | None) -> Software:
         return Software()
     releases = training_document()["releases"]
     name, version = _named(release)
-    later = [one for one in releases if _named(one)[0] == name and _named(one)[1] >= version]
+    later = [other for other in releases if _named(other)[0] == name and _named(other)[1] >= version]
     return Software(**releases[min(later, key=_named)]) if later else Software()
 
 
@@ -174,14 +174,16 @@ def _named(release: str) -> tuple[str, tuple[int, ...]]:
 def training_costs(generation: str) -> TrainingCosts:
     """Constants of a GPU generation; one that no run informed takes those that the file names. Raises SpecError."""
     data = training_document()
-    known, others = data["generations"], data["other_generations"]
-    if generation not in known and generation not in others:
+    generations, others = data["generations"], data["other_generations"]
+    if generation not in generations and generation not in others:
         remedy = "name it in cost/calibration/training.yaml: under generations, or under other_generations"
         raise SpecError("generation", generation, f"{remedy} by the one whose constants it takes")
     return TrainingCosts(
-        sustained=Sustained(**{"shared": 1.0} | known[generation if generation in known else others[generation]]),
-        measured=generation in known or others[generation] != "default",
-        from_runs=generation in known or others[generation] != "default",
+        sustained=Sustained(
+            **{"shared": 1.0} | generations[generation if generation in generations else others[generation]]
+        ),
+        measured=generation in generations or others[generation] != "default",
+        from_runs=generation in generations or others[generation] != "default",
         launch_s=data["host"]["launch_s"],
         backward_launch=_by_framework(data["host"]["backward_launch"], data["host"]["launch_s"]),
         collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
@@ -207,8 +209,8 @@ def _by_generation(entry: Mapping[str, float], generation: str) -> float:
     return entry.get(generation, entry["default"])
 
 
-def _by_framework(known: Mapping[str, float], frameworks: Iterable[str]) -> dict[str, float]:
-    return {name: known.get(name, known["default"]) for name in frameworks}
+def _by_framework(values: Mapping[str, float], frameworks: Iterable[str]) -> dict[str, float]:
+    return {name: values.get(name, values["default"]) for name in frameworks}
 
 
 # What of a step's parts stays unknown on a device whose own operations were measured: an estimate, not fitted. Its

@@ -83,11 +83,11 @@ def replay(
         SpecError: `sharing` contradicts itself.
     """
     durations = _checked(graph, duration_ns, slowdown, sharing)
-    found = None if sharing is None else contenders(graph, durations, sharing)
+    flows = None if sharing is None else contenders(graph, durations, sharing)
     plain = _plain(graph, durations, slowdown)
-    if found is None or found.fit(plain.start_ns, plain.end_ns):
+    if flows is None or flows.fit(plain.start_ns, plain.end_ns):
         return plain
-    return _shared(graph, durations, slowdown, found, False)[0]
+    return _shared(graph, durations, slowdown, flows, False)[0]
 
 
 def _checked(
@@ -130,7 +130,7 @@ def _interpreted(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown 
 
 
 def _shared(
-    graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None, found: Contenders, logs: bool
+    graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None, flows: Contenders, logs: bool
 ) -> tuple[Timeline, NDArray[np.float64]]:
     from windtunnel.physics.engine.compiled import shared_kernels
 
@@ -138,7 +138,7 @@ def _shared(
     if slowdown is None or not slowdown.factor.any():
         slowdown = Slowdown(np.zeros(graph.n_ops, np.uint8), np.zeros((1, 1)))
     rated = _rated(graph, durations, slowdown)
-    ran, log = shared_kernels.replay_shared(*rated, found.flow, found.network(), start, end, logs)
+    ran, log = shared_kernels.replay_shared(*rated, flows.flow, flows.network(), start, end, logs)
     return _timeline(graph, durations, ran, start, end), log
 
 

@@ -154,8 +154,8 @@ def from_tables(tables: NDArray[np.float32], table_of: NDArray[np.int64] | None,
             numbers = (high - low) * int((which >= 0).sum()) * lanes
             assert which.max(initial=-1) < len(tables)
             out = np.empty((high - low, len(ops), lanes), np.float32)
-            drawn = bits.random_raw(-(-numbers // 4)).view(np.uint16)
-            lane_kernels.look_up(drawn, tables, shift, which, out)
+            random_bits = bits.random_raw(-(-numbers // 4)).view(np.uint16)
+            lane_kernels.look_up(random_bits, tables, shift, which, out)
             return out
 
         return draw
@@ -222,7 +222,7 @@ def course_of(graph: Graph, across: NDArray[np.bool_], varying: NDArray[np.bool_
     np.maximum.at(foreign, needed, ((at[waiter] != at[needed]) | (at[needed] % 2 == 1)).astype(np.int64))
     code = np.empty(n, np.int32)
     rows_needed = lane_kernels.assign_rows(last_use, foreign, input_ptr, needed.astype(np.int32), code)
-    scratch, kept = int(rows_needed[0]), int(rows_needed[1])
+    scratch, per_unit = int(rows_needed[0]), int(rows_needed[1])
     bounds = np.flatnonzero(np.r_[True, at[1:] != at[:-1], True]) if n else np.zeros(1, np.int64)
     cuts = tuple((int(a), int(b), bool(at[a] % 2)) for a, b in pairwise(bounds))
     row = np.full(n, -1, np.int32)
@@ -230,7 +230,7 @@ def course_of(graph: Graph, across: NDArray[np.bool_], varying: NDArray[np.bool_
         rows = first + np.flatnonzero(varying[op_at[first:last]])
         row[rows] = np.arange(len(rows), dtype=np.int32)
     # One more row of scratch, for the ends that nobody waits for.
-    return Course(op_at, input_ptr, code[needed], code, group_end, row, cuts, scratch + 1, kept)
+    return Course(op_at, input_ptr, code[needed], code, group_end, row, cuts, scratch + 1, per_unit)
 
 
 def _block(
@@ -241,7 +241,7 @@ def _block(
 
     units = len(variants[0].class_of)
     draws = {source: source.start(first, lanes) for variant in variants for source in variant.sources}
-    kept = [np.empty((units, course.kept, lanes)) for _ in variants]
+    unit_rows = [np.empty((units, course.kept, lanes)) for _ in variants]
     scratch = np.empty((course.scratch, lanes))
     finish = np.zeros((len(variants), lanes))
     for begin, end, meet in course.cuts:
@@ -249,39 +249,39 @@ def _block(
             for number, variant in enumerate(variants):
                 lane_kernels.meet_units(
                     begin, end, course.op_at, course.input_ptr, course.inputs, course.code, course.group_end,
-                    durations[number], variant.class_of, kept[number], finish[number],
+                    durations[number], variant.class_of, unit_rows[number], finish[number],
                 )  # fmt: skip
             continue
         ops = course.op_at[begin:end][course.row[begin:end] >= 0]
         batch = max(1, DRAWN_BYTES // max(1, 4 * len(ops) * lanes))
         for low in range(0, units, batch):
             high = min(units, low + batch)
-            drawn = {source: draw(low, high, ops) for source, draw in draws.items()} if len(ops) else {}
+            numbers = {source: draw(low, high, ops) for source, draw in draws.items()} if len(ops) else {}
             together: dict[tuple[Source, ...], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
             for number, variant in enumerate(variants):
                 if variant.sources not in together:
-                    together[variant.sources] = _combined(variant.sources, drawn, lanes)
+                    together[variant.sources] = _combined(variant.sources, numbers, lanes)
                 factor, extra = together[variant.sources]
                 lane_kernels.run_units(
                     begin, end, low, high - low, course.op_at, course.input_ptr, course.inputs, course.code,
-                    course.group_end, course.row, durations[number], variant.class_of, factor, extra, kept[number],
+                    course.group_end, course.row, durations[number], variant.class_of, factor, extra, unit_rows[number],
                     scratch, finish[number],
                 )  # fmt: skip
     return np.rint(finish).astype(np.int64)
 
 
 def _combined(
-    sources: tuple[Source, ...], drawn: dict[Source, NDArray[np.float32]], lanes: int
+    sources: tuple[Source, ...], numbers: dict[Source, NDArray[np.float32]], lanes: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Product of the factors and sum of what is added; empty where there is none."""
     none = np.empty((0, 0, lanes), np.float32)
     factor, extra = none, none
     for source in sources:
-        if source in drawn:
+        if source in numbers:
             if source.adds:
-                extra = extra + drawn[source] if len(extra) else drawn[source]
+                extra = extra + numbers[source] if len(extra) else numbers[source]
             else:
-                factor = factor * drawn[source] if len(factor) else drawn[source]
+                factor = factor * numbers[source] if len(factor) else numbers[source]
     return factor, extra
 
 
@@ -290,8 +290,8 @@ def _lanes(course: Course, variants: Sequence[Variant], samples: int) -> tuple[i
     units = len(variants[0].class_of)
     sources = len({source for variant in variants for source in variant.sources})
     rows = max((int((course.row[a:b] >= 0).sum()) for a, b, _ in course.cuts), default=0)
-    drawn = max(DRAWN_BYTES // LANES[0], 4 * rows) * (sources + len(variants))
-    per_lane = 8 * (len(variants) * units * course.kept + course.scratch) + drawn
+    draw_bytes = max(DRAWN_BYTES // LANES[0], 4 * rows) * (sources + len(variants))
+    per_lane = 8 * (len(variants) * units * course.kept + course.scratch) + draw_bytes
     lanes = next((count for count in LANES if count * per_lane <= BLOCK_BYTES), LANES[-1])
     if lanes * per_lane > MOST_BYTES:
         raise LayoutError(

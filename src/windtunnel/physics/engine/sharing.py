@@ -115,13 +115,13 @@ def contenders(
         narrow &= ~_repeats(narrow, demands, sharing)
     shared = narrow[sharing.link_idx]
     n_shared = np.add.reduceat(np.append(shared, False).astype(np.int64), sharing.link_ptr[:-1]) * (lengths > 0)
-    kept = n_shared[demands] > 0
-    if not kept.any():
+    may_share = n_shared[demands] > 0
+    if not may_share.any():
         return None
-    new_flow = np.where(kept, np.cumsum(kept) - 1, -1)
+    new_flow = np.where(may_share, np.cumsum(may_share) - 1, -1)
     flow = np.full(graph.n_ops, -1, np.int32)
     flow[has] = new_flow[flow_of]
-    return Contenders(flow, *_on_links(demands[kept], narrow, shared, n_shared, sharing))
+    return Contenders(flow, *_on_links(demands[may_share], narrow, shared, n_shared, sharing))
 
 
 def _by_rendezvous(graph: Graph, duration_ns: Ints, demand_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], Ints]:
@@ -136,8 +136,8 @@ def _by_rendezvous(graph: Graph, duration_ns: Ints, demand_of: NDArray[np.int32]
     common = np.maximum.reduceat(demand_of[ops][order], first)
     place = np.cumsum(np.diff(group[order], prepend=-1) != 0) - 1
     sorted_ops = ops[order]
-    given = demand_of[sorted_ops]
-    assert np.all((given < 0) | (given == common[place])), "members of a rendezvous are one flow: one demand"
+    own = demand_of[sorted_ops]
+    assert np.all((own < 0) | (own == common[place])), "members of a rendezvous are one flow: one demand"
     demand = demand_of.copy()
     demand[sorted_ops] = common[place]
     lead[sorted_ops] = sorted_ops[first][place]

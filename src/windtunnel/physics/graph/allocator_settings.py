@@ -54,4 +54,4 @@ def allocator_settings(text: str) -> AllocatorSettings:
 
 def settings_in(environment: Mapping[str, str]) -> str:
     """What an environment asks for; "" where it says nothing."""
-    return next((found for name in VARIABLES if (found := environment.get(name))), "")
+    return next((setting for name in VARIABLES if (setting := environment.get(name))), "")

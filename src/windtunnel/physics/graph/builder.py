@@ -143,9 +143,9 @@ class GraphBuilder:
 
 def _renamed(column: array[int], names: dict[Name, int], more: array[int], others: dict[Name, int]) -> None:
     """Append another table's numbers of names as this table's, which takes in those that are new."""
-    known, place = list(others), np.zeros(len(others), column.typecode)
+    their_names, place = list(others), np.zeros(len(others), column.typecode)
     for number in dict.fromkeys(more):
-        place[number] = names.setdefault(known[number], len(names))
+        place[number] = names.setdefault(their_names[number], len(names))
     column.frombytes(place[np.array(more)].tobytes())
 
 

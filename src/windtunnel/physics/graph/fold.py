@@ -27,14 +27,14 @@ def refine(colour: Ints, communicators: Sequence[Ints]) -> NDArray[np.int64]:
     `communicators`: one matrix [groups, size] of rank numbers per family (all tensor-parallel groups, say); a rank is
     in at most one group of a family, and all members of a group are alike. Classes are numbered by their first rank.
     """
-    found = numbered_by_first(colour)
-    n_classes, unchanged = int(found.max(initial=-1)) + 1, 0
+    partition = numbered_by_first(colour)
+    n_classes, unchanged = int(partition.max(initial=-1)) + 1, 0
     while unchanged < len(communicators):
         for groups in communicators:
-            found = paired(found, _shown(found, groups))
-            before, n_classes = n_classes, int(found.max(initial=-1)) + 1
+            partition = paired(partition, _shown(partition, groups))
+            before, n_classes = n_classes, int(partition.max(initial=-1)) + 1
             unchanged = unchanged + 1 if n_classes == before else 0
-    return found
+    return partition
 
 
 def _shown(colour: NDArray[np.int64], groups: Ints) -> NDArray[np.int64]:
@@ -42,16 +42,16 @@ def _shown(colour: NDArray[np.int64], groups: Ints) -> NDArray[np.int64]:
     assert not groups.size or np.bincount(groups.ravel()).max() == 1, "a rank is twice in one family"
     data = np.sort(colour[groups], axis=1).tobytes()
     width = colour.itemsize * groups.shape[1]
-    known: dict[bytes, int] = {}  # contents are compared in full, never by a hash alone
-    numbers = [known.setdefault(data[at : at + width], len(known)) for at in range(0, len(data), width)]
+    number_of: dict[bytes, int] = {}  # contents are compared in full, never by a hash alone
+    numbers = [number_of.setdefault(data[at : at + width], len(number_of)) for at in range(0, len(data), width)]
     shown = np.full(len(colour), -1, np.int64)
     shown[groups.ravel()] = np.repeat(numbers, groups.shape[1])
     return shown
 
 
-def paired(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+def paired(partition: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
     """The coarsest partition that refines both, numbered by first members; `other` may hold -1."""
-    return numbered_by_first(one * (int(other.max(initial=-1)) + 2) + other + 1)
+    return numbered_by_first(partition * (int(other.max(initial=-1)) + 2) + other + 1)
 
 
 def numbered_by_first(values: Ints) -> NDArray[np.int64]:

@@ -59,12 +59,12 @@ class Heap:
         size = -(-(size_bytes + HEADER_BYTES) // 16) * 16 + self._rest_bytes
         at = bisect_left(self._free, (size, 0))
         if at < len(self._free):
-            found, address = self._free[at]
-            self._take(address, found)
-            if found - size >= 32:
-                self._put(address + size, found - size)
+            room, address = self._free[at]
+            self._take(address, room)
+            if room - size >= 32:
+                self._put(address + size, room - size)
             else:
-                size = found
+                size = room
         elif self._end - self._top >= size:
             address = self._from_top(size)
         elif size >= self.threshold_bytes:

@@ -97,10 +97,10 @@ class Graph:
     def previous(self) -> NDArray[np.int32]:
         """int32[n]: the op before each on its stream; -1 for the first."""
         order = np.argsort(self.stream, kind="stable")
-        found = np.full(self.n_ops, -1, np.int32)
+        previous = np.full(self.n_ops, -1, np.int32)
         same = self.stream[order[1:]] == self.stream[order[:-1]]
-        found[order[1:][same]] = order[:-1][same]
-        return found
+        previous[order[1:][same]] = order[:-1][same]
+        return previous
 
     def copies(self, count: int, rendezvous: NDArray[np.int64], multiplicity: NDArray[np.int64]) -> Graph:
         """So many copies of all programs, side by side. `rendezvous`: [count, n] which of their ops start together."""

@@ -116,18 +116,18 @@ class Calibration:
 
     def summary_dict(self) -> dict[str, object]:
         """What it is, in a few words and a digest of the rest."""
-        found: dict[str, object] = {"device": self.device, "date": self.date, "software": dict(self.software)}
+        summary: dict[str, object] = {"device": self.device, "date": self.date, "software": dict(self.software)}
         points = sum(len(rows.seconds) for rows in (*self.points.values(), *self.collectives.values()))
-        return {**found, "threads": self.threads, "points": points, "digest": self.digest}
+        return {**summary, "threads": self.threads, "points": points, "digest": self.digest}
 
     def doubts(self, today: datetime.date) -> list[str]:
         """Why not to trust it, if so: how old it is, and what disturbed it."""
-        found = []
+        doubts = []
         with suppress(ValueError):  # a date is a text of the user's
             days = (today - datetime.date.fromisoformat(self.date)).days
             if days > OLD_DAYS:
-                found.append(f"measured {days} days ago, on {self.date}")
-        return found + self.disturbances()
+                doubts.append(f"measured {days} days ago, on {self.date}")
+        return doubts + self.disturbances()
 
     def disturbances(self) -> list[str]:
         """Notes that say that the machine was not the measurement's own."""
@@ -158,14 +158,14 @@ def size_names(op: str) -> tuple[str, ...]:
     return OPERATIONS[op.split()[0]][0]
 
 
-def calibration_from_document(given: object, where: str | None = None) -> Calibration:
+def calibration_from_document(entry: object, where: str | None = None) -> Calibration:
     """The calibration that a document holds under its key `calibration`, numbers as numbers or as text.
 
     Raises:
         SpecError: names the file (`where`), the operation and the row.
     """
     reader = _Reader(where)
-    document = reader.mapping(given, "calibration")
+    document = reader.mapping(entry, "calibration")
     for key in document:
         if key not in (*_KEYS, *_FOR_READERS):
             reader.fail(f"calibration.{key}", document[key], f"unknown key; known: {', '.join(_KEYS)}")
@@ -180,8 +180,8 @@ def calibration_from_document(given: object, where: str | None = None) -> Calibr
     numbers = {}
     for name in _NUMBER_MAPS:
         values = reader.mapping(document.get(name) or {}, f"calibration.{name}")
-        named = {str(key): value for key, value in values.items() if value is not None}
-        numbers[name] = {key: reader.number(value, f"calibration.{name}.{key}") for key, value in named.items()}
+        entries = {str(key): value for key, value in values.items() if value is not None}
+        numbers[name] = {key: reader.number(value, f"calibration.{name}.{key}") for key, value in entries.items()}
     return Calibration(
         str(device),
         str(kind),
@@ -195,9 +195,9 @@ def calibration_from_document(given: object, where: str | None = None) -> Calibr
     )
 
 
-def _notes(given: object) -> tuple[str, ...]:
+def _notes(entry: object) -> tuple[str, ...]:
     """A list, or one note alone: they are written for people, and perhaps by them."""
-    notes = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    notes = entry if isinstance(entry, list | tuple) else [] if entry is None else [entry]
     return tuple(map(str, notes))
 
 
@@ -229,28 +229,30 @@ def _rows(points: Points) -> list[list[float]]:
     return [[*shape, *time] for shape, time in zip(points.shapes.tolist(), times, strict=True)]
 
 
-def _points(reader: _Reader, given: object) -> dict[tuple[str, str], Points]:
-    found: dict[tuple[str, str], Points] = {}
-    for text, by_dtype in reader.mapping(given, "calibration.points").items():
+def _points(reader: _Reader, entry: object) -> dict[tuple[str, str], Points]:
+    by_operation: dict[tuple[str, str], Points] = {}
+    for text, by_dtype in reader.mapping(entry, "calibration.points").items():
         at = f"calibration.points.{text}"
         op = operation(str(text))
         if op is None:
-            known = ", ".join(" ".join((name, "|".join(phases))).strip() for name, (_, phases) in OPERATIONS.items())
-            reader.fail(at, text, f"no such operation and phase; known: {known}")
+            operations = ", ".join(
+                " ".join((name, "|".join(phases))).strip() for name, (_, phases) in OPERATIONS.items()
+            )
+            reader.fail(at, text, f"no such operation and phase; known: {operations}")
         for dtype, rows in reader.mapping(by_dtype, at).items():
             if dtype not in DTYPES and op.split()[0] not in COPIES:
                 reader.fail(at, dtype, f"no such dtype; known: {', '.join(DTYPES)}")
-            if (op, str(dtype)) in found:
+            if (op, str(dtype)) in by_operation:
                 reader.fail(at, dtype, "is given twice, with and without its phase")
             points = reader.rows(rows, f"{at}.{dtype}", size_names(op))
             if len(points.seconds):
-                found[op, str(dtype)] = points
-    return found
+                by_operation[op, str(dtype)] = points
+    return by_operation
 
 
-def _collectives(reader: _Reader, given: object) -> dict[tuple[str, str, int], Points]:
+def _collectives(reader: _Reader, entry: object) -> dict[tuple[str, str, int], Points]:
     collectives: dict[tuple[str, str, int], Points] = {}
-    for kind, by_group in reader.mapping(given, "calibration.collectives").items():
+    for kind, by_group in reader.mapping(entry, "calibration.collectives").items():
         at = f"calibration.collectives.{kind}"
         if kind not in COLLECTIVES:
             reader.fail(at, kind, f"no such collective; known: {', '.join(COLLECTIVES)}")
@@ -287,19 +289,19 @@ class _Reader:
             self.fail(name, value, f"must be a number of at least {least:g}")
         return number
 
-    def rows(self, given: object, name: str, sizes: Sequence[str], more: Sequence[str] = ()) -> Points:
+    def rows(self, entry: object, name: str, sizes: Sequence[str], more: Sequence[str] = ()) -> Points:
         """Rows of `sizes`, then median, 10th and 90th percentile of the seconds; `more` columns in all rows or none."""
         columns = f"{', '.join(sizes)}, seconds, 10th percentile, 90th percentile"
-        if not isinstance(given, Sequence) or isinstance(given, str):
-            self.fail(name, given, f"must be a list of rows of {columns}")
-        first = given[0] if given else None
+        if not isinstance(entry, Sequence) or isinstance(entry, str):
+            self.fail(name, entry, f"must be a list of rows of {columns}")
+        first = entry[0] if entry else None
         width = len(sizes) + 3
         if more and isinstance(first, Sequence) and len(first) == width + len(more):
             width, columns = width + len(more), f"{columns}, {', '.join(more)}"
         elif more:
             columns = f"{columns}, and in all rows or none {', '.join(more)}"
-        table = np.empty((len(given), width))
-        for number, row in enumerate(given, start=1):
+        table = np.empty((len(entry), width))
+        for number, row in enumerate(entry, start=1):
             at = f"{name} row {number}"
             if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != width:
                 self.fail(at, row, f"must be {width} numbers: {columns}")

@@ -58,11 +58,11 @@ def get_gpu(name: str) -> Gpu:
     Raises:
         UnknownNameError: the catalogue has none of that name.
     """
-    found = _canonical("gpus", name)
-    if found is None:
+    canonical = _canonical("gpus", name)
+    if canonical is None:
         remedy = "To describe one of your own, give its numbers under `gpu:` in a cluster file."
         raise UnknownNameError("GPU", name, gpu_names(), remedy)
-    return _load_gpu(found)
+    return _load_gpu(canonical)
 
 
 def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
@@ -92,13 +92,15 @@ def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
         raise SpecError("cluster", spec, _MIXED)
     name = head if colon else text
     kind = "clusters" if _canonical("clusters", name) else "gpus"
-    found = _canonical(kind, name)
-    if found is None:
-        known = (*gpu_names(), *cluster_names())
-        raise UnknownNameError("GPU or cluster", name, known, "For one of your own, give a YAML file.")
+    canonical = _canonical(kind, name)
+    if canonical is None:
+        names = (*gpu_names(), *cluster_names())
+        raise UnknownNameError("GPU or cluster", name, names, "For one of your own, give a YAML file.")
     if not colon:
-        raise SpecError("cluster", spec, f"say how many GPUs, such as {found}:64")
-    return _sized(_load_cluster(found) if kind == "clusters" else _usual_cluster(found), _count(tail, spec), spec)
+        raise SpecError("cluster", spec, f"say how many GPUs, such as {canonical}:64")
+    return _sized(
+        _load_cluster(canonical) if kind == "clusters" else _usual_cluster(canonical), _count(tail, spec), spec
+    )
 
 
 def with_settings(cluster: Cluster, settings: Mapping[str, object]) -> Cluster:
@@ -120,11 +122,11 @@ def with_settings(cluster: Cluster, settings: Mapping[str, object]) -> Cluster:
     if isinstance(inner, Mapping) and "base" in inner:
         base = inner["base"]
         raise SpecError("gpu.base", base, f"a GPU is changed as a whole by its name: cluster.gpu={base}")
-    gpu, asked = None, spec.get("gpu")
-    if isinstance(asked, str):
-        gpu = get_gpu(asked)
-    elif asked is not None:
-        gpu = gpu_from(asked, cluster.gpu, Place().inside("gpu"))
+    gpu, gpu_entry = None, spec.get("gpu")
+    if isinstance(gpu_entry, str):
+        gpu = get_gpu(gpu_entry)
+    elif gpu_entry is not None:
+        gpu = gpu_from(gpu_entry, cluster.gpu, Place().inside("gpu"))
     if gpu is not None and cluster.calibration is not None and "calibration" not in spec:
         cluster = _still_calibrated(cluster, gpu)
     changed = cluster_from(settings, gpu, cluster, None if "n_gpus" in spec else cluster.n_gpus, Place())
@@ -149,8 +151,8 @@ def _still_calibrated(cluster: Cluster, gpu: Gpu) -> Cluster:
 
 
 def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:
-    given = read_form(path, SPEC_FILE, SPEC_BYTES_MOST)
-    return _from_mapping({"name": Path(path).stem, **given}, n_gpus, str(path))
+    entry = read_form(path, SPEC_FILE, SPEC_BYTES_MOST)
+    return _from_mapping({"name": Path(path).stem, **entry}, n_gpus, str(path))
 
 
 def _from_mapping(entry: Mapping[str, object], n_gpus: int | None, document: str | None) -> Cluster:
@@ -160,28 +162,28 @@ def _from_mapping(entry: Mapping[str, object], n_gpus: int | None, document: str
     spec, written = given_of(Cluster, entry, place)
     if spec.get("n_gpus", 0) > _LARGEST_CLUSTER:
         raise place.error(written["n_gpus"], spec["n_gpus"], f"more than {_LARGEST_CLUSTER} GPUs is not meant")
-    gpu, usual, asked = None, None, spec.get("gpu")
-    if isinstance(asked, str):
-        gpu = get_gpu(asked)
+    gpu, usual, gpu_entry = None, None, spec.get("gpu")
+    if isinstance(gpu_entry, str):
+        gpu = get_gpu(gpu_entry)
         usual = _usual_cluster(gpu.name)
-    elif isinstance(asked, Mapping):
+    elif isinstance(gpu_entry, Mapping):
         at = place.inside("gpu")
-        parent_name = given_of(Gpu, asked, at)[0].get("base")
+        parent_name = given_of(Gpu, gpu_entry, at)[0].get("base")
         parent = get_gpu(parent_name) if parent_name is not None else None
-        gpu = gpu_from(asked, parent, at)
+        gpu = gpu_from(gpu_entry, parent, at)
         usual = _usual_cluster(parent.name) if parent else None
-    elif isinstance(asked, (list, tuple)):
-        raise place.error("gpu", asked, _MIXED)
-    elif asked is not None:
-        raise place.error("gpu", asked, "give the name of a GPU, or `key: value` lines that describe one")
+    elif isinstance(gpu_entry, (list, tuple)):
+        raise place.error("gpu", gpu_entry, _MIXED)
+    elif gpu_entry is not None:
+        raise place.error("gpu", gpu_entry, "give the name of a GPU, or `key: value` lines that describe one")
     base = usual
     if "base" in spec:
-        found = _canonical("clusters", spec["base"])
-        if found is None:
+        canonical = _canonical("clusters", spec["base"])
+        if canonical is None:
             raise UnknownNameError(
                 "cluster", spec["base"], cluster_names(), "`base` names a node type of the catalogue."
             )
-        base = _load_cluster(found)
+        base = _load_cluster(canonical)
     if gpu is None and base is None:
         raise place.error("gpu", None, "give the name of a GPU, such as h100-sxm, or a `base` cluster")
     return cluster_from(entry, gpu, base, n_gpus, place)
@@ -293,8 +295,8 @@ def listed_gpus(path: str) -> str:
         return ""
     counts = Counter(name.strip() for name in names)
     if len(counts) > 1:
-        said = " and ".join(f"{count} x {name}" for name, count in counts.items())
-        raise InputFileError(path, f"lists {said}", "mixed GPUs are said as NAME:COUNT+NAME:COUNT")
+        listing = " and ".join(f"{count} x {name}" for name, count in counts.items())
+        raise InputFileError(path, f"lists {listing}", "mixed GPUs are said as NAME:COUNT+NAME:COUNT")
     ((name, count),) = counts.items()
     return f"{name}:{count}"
 
@@ -306,7 +308,11 @@ def _column(text: str) -> list[str]:
         return []
     at = rows[0].index("name")
     ids = next(
-        (rows[0].index(one) for one in ("pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid", "index") if one in rows[0]),
+        (
+            rows[0].index(column)
+            for column in ("pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid", "index")
+            if column in rows[0]
+        ),
         None,
     )
     whole = [row for row in rows[1:] if len(row) == len(rows[0])]

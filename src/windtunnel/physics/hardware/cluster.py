@@ -191,8 +191,8 @@ def cluster_with(cluster: Cluster, **changes: Any) -> Cluster:
     if "gpus_per_node" in changes and cluster.scale_up_domain == cluster.gpus_per_node:
         changes.setdefault("scale_up_domain", changes["gpus_per_node"])
     if "sources" not in changes:  # a number must not keep the source of the one that it replaces
-        kept = {key: text for key, text in cluster.sources.items() if key.split(".")[0] not in changes}
-        changes["sources"] = kept
+        sources = {key: text for key, text in cluster.sources.items() if key.split(".")[0] not in changes}
+        changes["sources"] = sources
     return dataclasses.replace(cluster, **changes)
 
 

@@ -118,19 +118,19 @@ def _reader(name: str, hint: str) -> Callable[[object, str, str | None], object]
 _Part = TypeVar("_Part", Gpu, Link, Host, Cluster)
 
 
-def given_of(kind: type, given: object, place: Place) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `given` says of a part, None left out, and for each field the key that the user wrote.
+def given_of(kind: type, entry: object, place: Place) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `entry` says of a part, None left out, and for each field the key that the user wrote.
 
     Raises:
         SpecError: the first thing wrong with it.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(entry, Mapping):
         here = Place(document=place.document)
-        raise here.error(place.prefix.rstrip(".") or "cluster", given, "must be `key: value` lines, or nothing")
+        raise here.error(place.prefix.rstrip(".") or "cluster", entry, "must be `key: value` lines, or nothing")
     keys = keys_of(kind)
     written = {name: name for name in keys}
     fields: dict[str, object] = {}
-    for key, value in given.items():
+    for key, value in entry.items():
         field = _SHORT[kind].get(key, key) if isinstance(key, str) else str(key)
         if field not in keys:
             raise place.error(field, value, _unknown_key(field, kind))
@@ -143,13 +143,13 @@ def given_of(kind: type, given: object, place: Place) -> tuple[dict[str, Any], d
     return {name: value for name, value in fields.items() if value is not None}, written
 
 
-def gpu_from(given: object, base: Gpu | None, place: Place) -> Gpu:
-    """The GPU that `given` describes, on top of `base`.
+def gpu_from(entry: object, base: Gpu | None, place: Place) -> Gpu:
+    """The GPU that `entry` describes, on top of `base`.
 
     Raises:
         SpecError: a key or value that cannot be used, or one that is missing where there is no base.
     """
-    spec, written = given_of(Gpu, given, place)
+    spec, written = given_of(Gpu, entry, place)
     changes = _without(spec, "base", "aliases", "cluster", "sources")
     if "flops_per_s" in spec:
         at = place.inside(written["flops_per_s"])
@@ -176,17 +176,17 @@ def gpu_from(given: object, base: Gpu | None, place: Place) -> Gpu:
     return _built(Gpu, base, changes, place, written)
 
 
-def link_from(given: object, base: Link | None, place: Place) -> Link:
-    """The link that `given` describes: a mapping, or just a bandwidth.
+def link_from(entry: object, base: Link | None, place: Place) -> Link:
+    """The link that `entry` describes: a mapping, or just a bandwidth.
 
     Raises:
         SpecError: as `gpu_from`.
     """
-    if isinstance(given, Mapping):
-        changes, written = given_of(Link, given, place)
+    if isinstance(entry, Mapping):
+        changes, written = given_of(Link, entry, place)
     else:
         written = {}
-        changes = {"bandwidth_bytes_per_s": parse_bandwidth(given, place.prefix.rstrip("."), place.document)}
+        changes = {"bandwidth_bytes_per_s": parse_bandwidth(entry, place.prefix.rstrip("."), place.document)}
     bandwidth = changes.get("bandwidth_bytes_per_s")
     if bandwidth is not None and (base is None or bandwidth != base.bandwidth_bytes_per_s or "protocol" in changes):
         protocol = changes.get("protocol") or (base.protocol if base else "infiniband")
@@ -197,25 +197,25 @@ def link_from(given: object, base: Link | None, place: Place) -> Link:
     return _built(Link, base, changes, place, written)
 
 
-def host_from(given: object, base: Host | None, place: Place) -> Host:
-    """The host that `given` describes, on top of `base`.
+def host_from(entry: object, base: Host | None, place: Place) -> Host:
+    """The host that `entry` describes, on top of `base`.
 
     Raises:
         SpecError: as `gpu_from`.
     """
-    changes, written = given_of(Host, given, place)
+    changes, written = given_of(Host, entry, place)
     return _built(Host, base, changes, place, written)
 
 
-def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: int | None, place: Place) -> Cluster:
-    """The cluster that `given` describes, of `gpu` (else the base's), on top of `base`.
+def cluster_from(entry: object, gpu: Gpu | None, base: Cluster | None, n_gpus: int | None, place: Place) -> Cluster:
+    """The cluster that `entry` describes, of `gpu` (else the base's), on top of `base`.
 
-    `n_gpus`, when not None, replaces the number in `given`.
+    `n_gpus`, when not None, replaces the number in `entry`.
 
     Raises:
         SpecError: as `gpu_from`.
     """
-    spec, written = given_of(Cluster, given, place)
+    spec, written = given_of(Cluster, entry, place)
     changes = _without(spec, "base", "aliases", "sources", "gpu", "calibration", *_NESTED)
     if gpu is not None:
         changes["gpu"] = gpu
@@ -246,19 +246,19 @@ def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
 
 def _check_slice(cluster: Cluster, place: Place) -> None:
     """Raise SpecError unless the slice that was asked for holds the job, or each of its parts of a pod."""
-    asked, chips = cluster.scale_up.slice, min(cluster.n_gpus, cluster.used_per_domain)
-    size = math.prod(shape_of(str(asked), "slice"))
+    shape, chips = cluster.scale_up.slice, min(cluster.n_gpus, cluster.used_per_domain)
+    size = math.prod(shape_of(str(shape), "slice"))
     if size != chips:
-        raise place.error("slice", asked, f"has {size} chips, the cluster {chips} in each of its slices")
+        raise place.error("slice", shape, f"has {size} chips, the cluster {chips} in each of its slices")
 
 
-def _calibration_from(given: object, place: Place) -> object:
+def _calibration_from(entry: object, place: Place) -> object:
     from windtunnel.physics.hardware.calibration import (  # numpy: only where there is one
         Calibration,
         calibration_from_document,
     )
 
-    return given if isinstance(given, Calibration) else calibration_from_document(given, place.document)
+    return entry if isinstance(entry, Calibration) else calibration_from_document(entry, place.document)
 
 
 def _without(fields: Mapping[str, object], *names: str) -> dict[str, Any]:
@@ -292,9 +292,9 @@ def _sources(
     return sources
 
 
-def _changed_inside(field: str, given: object) -> list[str]:
-    """The dotted names of what `given` sets under `field`; a link may be given as its bandwidth alone."""
-    keys = list(given) if isinstance(given, Mapping) else ["bandwidth"] if given is not None else []
+def _changed_inside(field: str, entry: object) -> list[str]:
+    """The dotted names of what `entry` sets under `field`; a link may be given as its bandwidth alone."""
+    keys = list(entry) if isinstance(entry, Mapping) else ["bandwidth"] if entry is not None else []
     return [f"{field}.{_SHORT[_NESTED[field]].get(key, key)}" for key in keys]
 
 
@@ -318,6 +318,6 @@ def _built(
 def _unknown_key(key: str, kind: type) -> str:
     to_short = {field: short for short, field in _SHORT[kind].items()}
     fields = keys_of(kind)
-    known = [to_short.get(name, name) for name in fields]
-    near = get_close_matches(key.lower(), [*known, *fields], n=1, cutoff=0.6)
-    return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; known: {', '.join(known)}"
+    names = [to_short.get(name, name) for name in fields]
+    near = get_close_matches(key.lower(), [*names, *fields], n=1, cutoff=0.6)
+    return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; known: {', '.join(names)}"

@@ -109,11 +109,11 @@ def check_torus(link: Links) -> None:
         remedy = f"`bandwidth` is of two links on each of {len(shape)} axes, none of which is above `peer_bandwidth`"
         raise SpecError("torus", link.torus, remedy)
     if link.slice is not None:
-        asked = shape_of(link.slice, "slice")
+        sides = shape_of(link.slice, "slice")
         longest = sorted(shape)
-        if link.cube is not None and all(d % link.cube == 0 for d in asked):  # switches join cubes in any shape
-            longest = [math.prod(shape) // math.prod(asked) * d for d in sorted(asked)]
-        if len(asked) != len(shape) or any(d > most for d, most in zip(sorted(asked), longest, strict=True)):
+        if link.cube is not None and all(d % link.cube == 0 for d in sides):  # switches join cubes in any shape
+            longest = [math.prod(shape) // math.prod(sides) * d for d in sorted(sides)]
+        if len(sides) != len(shape) or any(d > most for d, most in zip(sorted(sides), longest, strict=True)):
             raise SpecError("slice", link.slice, f"does not lie in the torus, {link.torus}")
 
 
@@ -126,8 +126,8 @@ def slice_of(link: Links, chips: int) -> tuple[Axis, ...]:
     assert link.torus is not None
     shape, rates = shape_of(link.torus, "torus"), axis_rates(link)
     alike = math.isclose(rates[-1], rates[0], rel_tol=0.01)
-    asked = None if link.slice is None else shape_of(link.slice, "slice")
-    if asked is None or math.prod(asked) != chips:
+    sides = None if link.slice is None else shape_of(link.slice, "slice")
+    if sides is None or math.prod(sides) != chips:
         most = tuple(sorted(shape)) if alike else shape
         boxes: list[tuple[int, ...]] = []
         for size in itertools.count(min(chips, math.prod(shape))):
@@ -135,12 +135,12 @@ def slice_of(link: Links, chips: int) -> tuple[Axis, ...]:
             if boxes:
                 break
         cube = link.cube or 1
-        asked = min(boxes, key=lambda box: (any(d % cube for d in box), 0 if alike else box[-1], sum(box)))
-    whole = link.cube is not None and all(d % link.cube == 0 for d in asked)
+        sides = min(boxes, key=lambda box: (any(d % cube for d in box), 0 if alike else box[-1], sum(box)))
+    whole = link.cube is not None and all(d % link.cube == 0 for d in sides)
     full = sorted(shape) if alike else shape
     return tuple(
         Axis(d, rate, d > 2 and (whole or (link.cube is None and d == most)))
-        for d, rate, most in zip(asked, rates, full, strict=True)
+        for d, rate, most in zip(sides, rates, full, strict=True)
     )
 
 
@@ -158,21 +158,21 @@ def _boxes(chips: int, most: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def extents(axes: tuple[Axis, ...], members: int, stride: int) -> tuple[Extent, ...]:
     """How every `stride`-th chip, `members` of them, lie on each axis. Beside each such group lie others like it."""
-    found, before, left = [], 1, members
+    on_axes, before, left = [], 1, members
     for axis in axes:
         gap = max(1, stride // before)
         fit = 1 if gap >= axis.length else -(-axis.length // gap)
         here = min(left, fit)
         closed = axis.ring and here > 1 and here * gap >= axis.length
-        found.append(Extent(here, min(gap, axis.length), axis.bytes_per_s / min(gap, axis.length), closed))
+        on_axes.append(Extent(here, min(gap, axis.length), axis.bytes_per_s / min(gap, axis.length), closed))
         before, left = before * axis.length, -(-left // here)
-    return tuple(found)
+    return tuple(on_axes)
 
 
 def steps_between(axes: tuple[Axis, ...], distance: int) -> tuple[int, ...]:
     """Links on each axis on the shorter way from a chip to the one `distance` ranks on."""
-    found = []
+    steps = []
     for axis in axes:
         distance, step = divmod(distance, axis.length)
-        found.append(min(step, axis.length - step) if axis.ring else step)
-    return tuple(found)
+        steps.append(min(step, axis.length - step) if axis.ring else step)
+    return tuple(steps)

@@ -47,14 +47,14 @@ def band_of(
             sigma = max(sigma, kernels)
         parts[name] = (nanoseconds / total * sigma) ** 2
     # What runs like it were off by holds what their parts leave open, and the other way round: the wider of the two.
-    known = sum(parts.values())
+    from_parts = sum(parts.values())
     like = max((sigma**2 for _, sigma, replaces in distances if replaces), default=0.0)
-    variance = max(known, like) + sum(sigma**2 for _, sigma, replaces in distances if not replaces)
+    variance = max(from_parts, like) + sum(sigma**2 for _, sigma, replaces in distances if not replaces)
     z = Z95 * variance**0.5
     widest = sorted(parts, key=lambda name: (-parts[name], name))[:PARTS_NAMED]
-    named = [_words(name) for name in widest if parts[name] > PART_WORTH_NAMING * variance]
-    said = [words for words, sigma, _ in distances if words and sigma**2 > PART_WORTH_NAMING / 3 * variance]
-    reason = "; ".join([*said, *([f"mostly {' and '.join(named)}"] if named else [])])
+    largest = [_words(name) for name in widest if parts[name] > PART_WORTH_NAMING * variance]
+    reasons = [words for words, sigma, _ in distances if words and sigma**2 > PART_WORTH_NAMING / 3 * variance]
+    reason = "; ".join([*reasons, *([f"mostly {' and '.join(largest)}"] if largest else [])])
     return Band(1.0 / (1.0 + z), 1.0 + SLOWER * z, reason)
 
 

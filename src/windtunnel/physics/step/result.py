@@ -335,7 +335,8 @@ class Result(Shown):
         """JSON-able form; `from_dict` is its inverse."""
         data = cast("dict[str, Any]", _as_data(self))
         data["memory"] = tuple(
-            one if one["capacity_bytes"] else _without(one, "capacity_bytes") for one in data["memory"]
+            stage_memory if stage_memory["capacity_bytes"] else _without(stage_memory, "capacity_bytes")
+            for stage_memory in data["memory"]
         )
         return data
 
@@ -382,7 +383,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+    return tuple(member.name for member in fields(kind))
 
 
 _TIME = {

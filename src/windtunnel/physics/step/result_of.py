@@ -180,8 +180,8 @@ def roofline_warning(provenance: Mapping[str, float], gpu: str) -> Iterator[str]
 
 def limits_of(parts: Mapping[str, int], total_ns: int) -> tuple[Limit, ...]:
     """The largest parts of a step, overheads of its layout first, then the work itself; and the step without each."""
-    named = [(name, ns) for name, ns in parts.items() if ns >= LIMIT_WORTH_NAMING * total_ns]
-    ordered = sorted(named, key=lambda item: (item[0] in PLAIN, -item[1], item[0]))
+    worth_naming = [(name, ns) for name, ns in parts.items() if ns >= LIMIT_WORTH_NAMING * total_ns]
+    ordered = sorted(worth_naming, key=lambda item: (item[0] in PLAIN, -item[1], item[0]))
     return tuple(Limit(name, ns / total_ns, (total_ns - ns) / 1e9) for name, ns in ordered[:LIMITS_MOST])
 
 

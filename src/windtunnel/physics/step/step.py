@@ -29,8 +29,8 @@ class Step:
 
     def replay(self, duration_ns: NDArray[np.int64] | None = None) -> Timeline:
         """When each op runs; `duration_ns`: int64[ops] instead of the step's own."""
-        taken = self.duration_ns if duration_ns is None else duration_ns
-        return replay(self.graph, taken, Slowdown(self.interference, self.slowdown), self.sharing)
+        durations = self.duration_ns if duration_ns is None else duration_ns
+        return replay(self.graph, durations, Slowdown(self.interference, self.slowdown), self.sharing)
 
 
 def step_of(

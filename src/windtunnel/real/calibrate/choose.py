@@ -102,11 +102,11 @@ class Progress:
         """Seconds of every shape: roofline times the ratio of the nearest measured point, the largest early on."""
         if not self.seconds:
             return self.roofline_s * 4.0  # nothing known: be careful
-        known = np.array(list(self.seconds))
-        ratios = np.array([self.seconds[at] for at in known]) / self.roofline_s[known]
-        if len(known) < 3:
+        points = np.array(list(self.seconds))
+        ratios = np.array([self.seconds[at] for at in points]) / self.roofline_s[points]
+        if len(points) < 3:
             return np.asarray(self.roofline_s * max(float(ratios.max()), 1.5))
-        distance = np.linalg.norm(self.places[:, None, :] - self.places[None, known, :], axis=-1)
+        distance = np.linalg.norm(self.places[:, None, :] - self.places[None, points, :], axis=-1)
         return np.asarray(self.roofline_s * ratios[distance.argmin(axis=1)])
 
     def best(self, limits: Limits) -> tuple[float, int] | None:
@@ -138,12 +138,12 @@ class Progress:
 
     def uncertainty(self) -> NDArray[np.float64]:
         """How far off interpolation may be at each shape, in log time."""
-        known = np.array(list(self.seconds))
-        ratios = np.log(np.array([self.seconds[at] for at in known]) / self.roofline_s[known])
-        distance = np.linalg.norm(self.places[:, None, :] - self.places[None, known, :], axis=-1)
+        points = np.array(list(self.seconds))
+        ratios = np.log(np.array([self.seconds[at] for at in points]) / self.roofline_s[points])
+        distance = np.linalg.norm(self.places[:, None, :] - self.places[None, points, :], axis=-1)
         nearest = np.argsort(distance, axis=1, kind="stable")[:, :2]
         first, second = nearest[:, 0], nearest[:, 1]
-        apart = np.linalg.norm(self.places[known[first]] - self.places[known[second]], axis=-1)
+        apart = np.linalg.norm(self.places[points[first]] - self.places[points[second]], axis=-1)
         slope = np.abs(ratios[first] - ratios[second]) / np.maximum(apart, 0.5)
         reach = distance[np.arange(len(distance)), first] / math.sqrt(self.places.shape[1])
         return np.asarray(reach * (_FLOOR + np.minimum(slope, _STEEPEST)))
@@ -151,13 +151,13 @@ class Progress:
 
 def next_point(progress: Sequence[Progress], limits: Limits) -> tuple[Progress, Shape] | None:
     """The most useful point of all curves: cores first (fewest points first), then by score; None when all is done."""
-    found: tuple[tuple[float, float], Progress, int] | None = None
-    for one in progress:
-        best = one.best(limits)
+    choice: tuple[tuple[float, float], Progress, int] | None = None
+    for curve_progress in progress:
+        best = curve_progress.best(limits)
         if best is None:
             continue
         score, at = best
-        rank = (score, -float(len(one.seconds)) if math.isinf(score) else 0.0)
-        if found is None or rank > found[0]:
-            found = (rank, one, at)
-    return None if found is None else (found[1], found[1].shapes[found[2]])
+        rank = (score, -float(len(curve_progress.seconds)) if math.isinf(score) else 0.0)
+        if choice is None or rank > choice[0]:
+            choice = (rank, curve_progress, at)
+    return None if choice is None else (choice[1], choice[1].shapes[choice[2]])

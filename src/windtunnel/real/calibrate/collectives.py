@@ -136,10 +136,10 @@ def measure_collectives(
         merged.setdefault(kind, {})[f"{backend} {world_size}"] = measured
     document["calibration"]["collectives"] = merged
     own = f"collectives of {backend} {world_size}: each process kept to its own share of the cores"
-    kept = [note for note in document["calibration"].get("notes") or [] if note != own]
+    older_notes = [note for note in document["calibration"].get("notes") or [] if note != own]
     busy = [note for note in here.notes if note.startswith(BUSY)]
     notes = [*([own] if pinned else []), *busy, *notes]
-    document["calibration"]["notes"] = list(dict.fromkeys([*kept, *notes]))
+    document["calibration"]["notes"] = list(dict.fromkeys([*older_notes, *notes]))
     _link(document, rows, here.name)
     write_atomically(out, to_yaml(document).encode())
     return rows, notes
@@ -184,30 +184,30 @@ def _spawn(
             for process in context.processes:
                 if process.is_alive():
                     process.terminate()
-        found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world_size)]
-    return slowest_rank(found)
+        by_rank = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world_size)]
+    return slowest_rank(by_rank)
 
 
-def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
+def slowest_rank(by_rank: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     """Rows of what the ranks measured: for each repetition the slowest rank, then median, p10 and p90; on a CPU
     what one adds to a step: waited for, beside computing, in a queue.
     """
     rows: Rows = {}
-    usual = [_usual_product(entry["steps"]) for entry in found]
+    usual = [_usual_product(entry["steps"]) for entry in by_rank]
     for kind in KINDS:
         table = []
         for size in map(str, (1,) if kind == "barrier" else SIZES):
-            of_rank = [entry["seconds"].get(kind, {}).get(size) for entry in found]
+            of_rank = [entry["seconds"].get(kind, {}).get(size) for entry in by_rank]
             if any(not seconds for seconds in of_rank):
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
-            steps = [[_computing(step) for step in entry["steps"].get(kind, {}).get(size, ())] for entry in found]
+            steps = [[_computing(step) for step in entry["steps"].get(kind, {}).get(size, ())] for entry in by_rank]
             added = [_added(ranks) for ranks in as_usual(steps, usual)]
             medians = [max(0.0, quantile(of, 0.5)) for of in zip(*added, strict=True)]
             table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *medians])
         if table:
             rows[kind] = table
-    return rows, list(dict.fromkeys(note for entry in found for note in entry["notes"]))
+    return rows, list(dict.fromkeys(note for entry in by_rank for note in entry["notes"]))
 
 
 def as_usual(steps: Sequence[Sequence[_Computing]], usual: Sequence[float]) -> list[tuple[_Computing, ...]]:
@@ -224,7 +224,7 @@ def as_usual(steps: Sequence[Sequence[_Computing]], usual: Sequence[float]) -> l
 
 def _usual_product(steps: Mapping[str, Mapping[str, Any]]) -> float:
     """Of one rank, over all kinds, sizes and rounds."""
-    every = [_computing(one).product for of in steps.values() for rounds in of.values() for one in rounds]
+    every = [_computing(step).product for of in steps.values() for rounds in of.values() for step in rounds]
     return quantile(every, 0.5) if every else 0.0
 
 
@@ -297,8 +297,8 @@ def _worker(
                         seconds.setdefault(kind, {}).setdefault(size, []).extend(times)
                         if device == "cpu":
                             usual, share = quantile(seconds[kind][size], 0.5), (budget_s - alone_s) / cells / rounds / 3
-                            found = _in_a_step(torch, queue, usual, share)
-                            steps.setdefault(kind, {}).setdefault(size, []).append(found)
+                            computing = _in_a_step(torch, queue, usual, share)
+                            steps.setdefault(kind, {}).setdefault(size, []).append(computing)
                 except (RuntimeError, NotImplementedError) as error:
                     words = str(error).lower()
                     if not any(text in words for text in ("not support", "not implement", "does not", "unsupported")):
@@ -317,15 +317,15 @@ def _time(torch: ModuleType, start: Start, device: str, share_s: float) -> list[
 
     def once() -> float:
         distributed.barrier()
-        begun = time.perf_counter_ns()
+        begin_ns = time.perf_counter_ns()
         start().wait()
         wait()
-        return (time.perf_counter_ns() - begun) / 1e9
+        return (time.perf_counter_ns() - begin_ns) / 1e9
 
     once()
-    begun = time.monotonic()
+    begin_s = time.monotonic()
     once()
-    return [once() for _ in range(_agreed(torch, time.monotonic() - begun, share_s, device))]
+    return [once() for _ in range(_agreed(torch, time.monotonic() - begin_s, share_s, device))]
 
 
 def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_s: float) -> _Computing:
@@ -334,10 +334,10 @@ def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_
 
     def seconds_of(step: Callable[[], object], times: int) -> float:
         torch.distributed.barrier()
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         for _ in range(times):
             step()
-        return (time.perf_counter() - begun) / times
+        return (time.perf_counter() - begin_s) / times
 
     products = max(1, round(max(_COMPUTE_S, 1.5 * alone_s) / seconds_of(lambda: left @ right, 20)))
     agreed = torch.tensor([products])
@@ -352,10 +352,10 @@ def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_
         seconds = 0.0
         torch.distributed.barrier()
         for _ in range(times):
-            begun = time.perf_counter()
+            begin_s = time.perf_counter()
             work = queue[0]()
             compute()
-            seconds += time.perf_counter() - begun
+            seconds += time.perf_counter() - begin_s
             work.wait()  # for the rank that is behind
         return seconds / times
 
@@ -370,9 +370,9 @@ def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_
             left.append(time.perf_counter())
         return _Loop(came, left)
 
-    begun = time.perf_counter()
+    begin_s = time.perf_counter()
     loop(queue[:1], 1)
-    times = _agreed(torch, time.perf_counter() - begun, share_s, "cpu", least=1)
+    times = _agreed(torch, time.perf_counter() - begin_s, share_s, "cpu", least=1)
     return _Computing(
         seconds_of(compute, times), loop(queue[:1], times), seconds_beside(times), loop(queue, times), products
     )

@@ -71,7 +71,7 @@ def allocator_differences(torch: ModuleType, device: str, sizes: Sequence[int] =
         inside = torch.cuda.use_mem_pool(torch.cuda.MemPool(), device)
     elif int(torch.cuda.memory_stats(device)["reserved_bytes.all.current"]):
         return ["allocator: not checked; this PyTorch has no memory pools, and memory is in use"]
-    found: list[str] = []
+    differences: list[str] = []
     with inside:
         start_allocated, start_reserved = _stats(torch, device)
         ours = CachingAllocator(expandable_segments=_expandable())
@@ -79,15 +79,19 @@ def allocator_differences(torch: ModuleType, device: str, sizes: Sequence[int] =
         for size in sizes:
             tensors.append(torch.empty(size, dtype=torch.uint8, device=device))
             blocks.append(ours.allocate(size))
-            found += _compared(torch, device, ours, start_allocated, start_reserved, f"after allocating {size} bytes")
+            differences += _compared(
+                torch, device, ours, start_allocated, start_reserved, f"after allocating {size} bytes"
+            )
         for at in (1, 3, 5):
             tensors[at] = None
             block = blocks[at]
             assert block is not None
             ours.free(block)
-            found += _compared(torch, device, ours, start_allocated, start_reserved, f"after freeing {sizes[at]} bytes")
+            differences += _compared(
+                torch, device, ours, start_allocated, start_reserved, f"after freeing {sizes[at]} bytes"
+            )
         tensors.clear()  # while their pool is there
-    return found
+    return differences
 
 
 def _expandable() -> bool:
@@ -99,14 +103,14 @@ def _compared(
     torch: ModuleType, device: str, ours: CachingAllocator, allocated0: int, reserved0: int, when: str
 ) -> list[str]:
     allocated, reserved = _stats(torch, device)
-    found = []
+    differences = []
     for name, theirs, mine in (
         ("allocated", allocated - allocated0, ours.allocated_bytes),
         ("reserved", reserved - reserved0, ours.reserved_bytes),
     ):
         if theirs != mine:
-            found.append(f"allocator: {name} {theirs} bytes where our rules say {mine}, {when}")
-    return found
+            differences.append(f"allocator: {name} {theirs} bytes where our rules say {mine}, {when}")
+    return differences
 
 
 def _stats(torch: ModuleType, device: str) -> tuple[int, int]:
@@ -143,7 +147,7 @@ def slowdown(
 
 def _window(torch: ModuleType, wait: DeviceWait, work: Work, beside: Work | None, side: torch.cuda.Stream) -> _Window:
     """`work` on the current stream, `beside` queued on `side` before it. The first time is a warm-up."""
-    cuda, found, sound = torch.cuda, [], True
+    cuda, times, sound = torch.cuda, [], True
     seconds = LEAST_WAIT_S
     for at in range(1 + _REPETITIONS):
         for _ in range(_WAITS):
@@ -154,12 +158,12 @@ def _window(torch: ModuleType, wait: DeviceWait, work: Work, beside: Work | None
             seconds = longer(seconds, queued)
         if at:
             begin, end, other_begin, other_end = marks
-            found.append(begin.elapsed_time(end) / 1e3)
+            times.append(begin.elapsed_time(end) / 1e3)
             sound &= queued.in_time
             if beside is not None:  # counted from the gate, so that no time is negative
                 since = queued.gate.elapsed_time
                 sound &= since(other_begin) <= since(begin) and since(end) <= since(other_end)
-    return _Window(max(quantile(found, 0.5), 1e-9), sound)
+    return _Window(max(quantile(times, 0.5), 1e-9), sound)
 
 
 def _queue_both(
@@ -186,7 +190,7 @@ def _queue_both(
 
 def measure_extras(torch: ModuleType, device: Device, keep: Keep, note: Callable[[str], None]) -> None:
     """Allocator rules, and how much a GEMM and an attention slow down beside a copy and beside held SMs."""
-    begun = time.monotonic()
+    begin_s = time.monotonic()
     with gpu_errors(), torch.cuda.device(device.spec):
         try:
             differences = allocator_differences(torch, device.spec)
@@ -200,7 +204,7 @@ def measure_extras(torch: ModuleType, device: Device, keep: Keep, note: Callable
                 raise
             note("overlap: out of memory; what is missing of it was not measured")
             torch.cuda.empty_cache()
-    if time.monotonic() - begun > 20:
+    if time.monotonic() - begin_s > 20:
         note("measuring overlap took over 20 s: the GPU is slow or busy")
 
 

@@ -101,7 +101,7 @@ def _collective_charts(collectives: Mapping[tuple[str, str, int], Points]) -> li
             left = Points(points.shapes[others], points.seconds[others], points.low[others], points.high[others])
             without = measured_curve(left)
             curve[at] = without.at(float(points.shapes[at, 0]))[0]
-        off = [abs(one / measured - 1) for one, measured in zip(curve, points.seconds.tolist(), strict=True)]
+        off = [abs(estimate / measured - 1) for estimate, measured in zip(curve, points.seconds.tolist(), strict=True)]
         shapes = [(int(size),) for size in points.shapes[:, 0]]
         name, lows, highs = f"{kind} on {ranks} ranks", points.low.tolist(), points.high.tolist()
         seconds = points.seconds.tolist()

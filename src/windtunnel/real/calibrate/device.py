@@ -110,12 +110,16 @@ def describe(torch: ModuleType, spec: str | None, threads: int | None) -> Device
 
 def software(torch: ModuleType) -> dict[str, str]:
     """Versions that a time depends on."""
-    found = {"torch": str(torch.__version__), "python": platform.python_version(), "os": platform.platform(terse=True)}
+    versions = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "os": platform.platform(terse=True),
+    }
     if torch.cuda.is_available():
-        found["cuda"] = str(torch.version.cuda)
+        versions["cuda"] = str(torch.version.cuda)
         if torch.backends.cudnn.is_available():
-            found["cudnn"] = str(torch.backends.cudnn.version())
-    return found
+            versions["cudnn"] = str(torch.backends.cudnn.version())
+    return versions
 
 
 def today() -> str:
@@ -189,15 +193,15 @@ def _cuda(torch: ModuleType, index: int) -> Device:
     notes = [NOT_RUN, *_used_by_others(where, seen)]
     with _starting(index):
         free, total = map(int, torch.cuda.mem_get_info(index))
-    taken, context = total - free, 0
+    used, context = total - free, 0
     used_mib = _number(seen, "memory.used")
     if used_mib is not None:  # what the driver reserves is in neither: cudaMemGetInfo's total is without it
-        context = max(0, taken - int(used_mib * 2**20))
+        context = max(0, used - int(used_mib * 2**20))
     if context < _LEAST_CONTEXT_BYTES:
-        context = min(taken, _CONTEXT_BYTES)
+        context = min(used, _CONTEXT_BYTES)
         notes.append("what a context takes could not be told from what others hold: taken as 1 GiB at most")
-    if taken - context > _BUSY_SHARE * total:
-        notes.append(f"{(taken - context) / total:.0%} of the GPU's memory is taken by others or its driver")
+    if used - context > _BUSY_SHARE * total:
+        notes.append(f"{(used - context) / total:.0%} of the GPU's memory is taken by others or its driver")
     watts = _number(seen, "power.limit")
     if not watts:
         notes.append(f"the GPU's power limit is not known: {_ASSUMED_TDP_W:.0f} W assumed")

@@ -52,9 +52,9 @@ class DeviceWait:
         before.record()
         cuda._sleep(cycles)
         gate.record()
-        begun = self.clock()
+        begin_s = self.clock()
         queue(gate)
-        host_s = self.clock() - begun
+        host_s = self.clock() - begin_s
         in_time = not gate.query()
         cuda.synchronize()
         waited_s = before.elapsed_time(gate) / 1e3

@@ -79,7 +79,7 @@ def cluster_document(
 
 def _points(measured: Measured) -> dict[str, dict[str, list[list[float]]]]:
     points: dict[str, dict[str, list[list[float]]]] = {}
-    for curve in sorted(measured, key=lambda one: (list(KINDS).index(one.kind), one.phase, one.dtype)):
+    for curve in sorted(measured, key=lambda curve: (list(KINDS).index(curve.kind), curve.phase, curve.dtype)):
         rows = [
             [*shape, timing.median_s, timing.p10_s, timing.p90_s] for shape, timing in sorted(measured[curve].items())
         ]
@@ -103,14 +103,14 @@ def _best_flops(measured: Measured, dtype: str) -> float:
 
 def _best_rate(measured: Measured, kind: str, words: tuple[str, ...]) -> float:
     """Bytes of the payload per second, of sizes past every cache where there are such."""
-    found = [
+    rates = [
         (shape[0], shape[0] / timing.median_s)
         for curve, timings in measured.items()
         if curve.kind == kind and curve.dtype in words
         for shape, timing in timings.items()
     ]
-    large = [rate for size, rate in found if size >= 64 << 20]
-    return max(large or [rate for _, rate in found], default=0.0)
+    large = [rate for size, rate in rates if size >= 64 << 20]
+    return max(large or [rate for _, rate in rates], default=0.0)
 
 
 def load_document(path: Path) -> dict[str, Any] | None:
@@ -137,7 +137,7 @@ def to_yaml(document: Mapping[str, object]) -> str:
 def _given(value: object) -> object:
     """Without what is None."""
     if isinstance(value, Mapping):
-        return {key: _given(one) for key, one in value.items() if one is not None}
+        return {key: _given(entry) for key, entry in value.items() if entry is not None}
     return value
 
 

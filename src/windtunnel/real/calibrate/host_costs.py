@@ -69,7 +69,7 @@ def eager_launch_s(torch: ModuleType, device: str) -> float:
 
     On a GPU it is emptied before every 100 launches: a driver queues about a thousand before the host has to wait.
     """
-    one = torch.ones(1, device=device)
+    tensor = torch.ones(1, device=device)
 
     def wait() -> None:
         if device != "cpu":
@@ -77,7 +77,7 @@ def eager_launch_s(torch: ModuleType, device: str) -> float:
 
     def many() -> None:
         for _ in range(100):
-            one.add_(1.0)
+            tensor.add_(1.0)
 
     with torch.no_grad(), no_garbage_collection():
         many()
@@ -134,15 +134,15 @@ def new_shapes(torch: ModuleType, dtypes: Sequence[str]) -> dict[str, float]:
         "dgrad": lambda x, weight: x.mm(weight),
         "wgrad": lambda x, weight: x.t().mm(weight[: len(x)]),
     }
-    found = {}
+    costs = {}
     for dtype in dtypes:
         wide, weight = (torch.randn(_MOST_ROWS, _MOST_ROWS).to(torch_dtype(torch, dtype)) for _ in range(2))
         for role, product in products.items():
             rows = range(_MOST_ROWS - 2 * _SHAPES, _MOST_ROWS, 2)
             with torch.no_grad(), no_garbage_collection():
                 extra = [_first_time(product, wide[:m], weight) for m in rows]
-            found[f"new_shape_{role}_{dtype}_s"] = max(0.0, quantile(extra, 0.5))
-    return found
+            costs[f"new_shape_{role}_{dtype}_s"] = max(0.0, quantile(extra, 0.5))
+    return costs
 
 
 def _first_time(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> float:
@@ -157,19 +157,19 @@ def new_pages(torch: ModuleType, dtypes: Sequence[str], available_bytes: int, li
     of a fault hides behind an op's own traffic differs between them. Then in processes that hold some GiB, up to half
     of what is available, for about `limit_s` at most.
     """
-    begun = time.monotonic()
+    begin_s = time.monotonic()
     left, right = torch.randn(_NEW_BYTES // 4), torch.randn(_NEW_BYTES // 4)
-    found = {"new_page_s_per_byte": _newly(torch.add, left, right)}
+    costs = {"new_page_s_per_byte": _newly(torch.add, left, right)}
     for dtype in dtypes:
         tensor = torch.rand(2 * _NEW_BYTES // 4).to(torch_dtype(torch, dtype))
-        found[f"new_page_update_{dtype}_s_per_byte"] = _newly(torch.sqrt, tensor)
-    held: list[object] = []
+        costs[f"new_page_update_{dtype}_s_per_byte"] = _newly(torch.sqrt, tensor)
+    ballast: list[object] = []
     for size, name in LARGER_PROCESSES.items():
-        if 2 * (size << 30) > available_bytes or time.monotonic() - begun >= limit_s:
+        if 2 * (size << 30) > available_bytes or time.monotonic() - begin_s >= limit_s:
             break
-        held += [torch.ones(1 << 28) for _ in range(len(held), size)]
-        found[name] = _after_idling(torch.add, left, right)
-    return found
+        ballast += [torch.ones(1 << 28) for _ in range(len(ballast), size)]
+        costs[name] = _after_idling(torch.add, left, right)
+    return costs
 
 
 def _newly(op: Callable[..., Tensor], *inputs: Tensor) -> float:
@@ -192,10 +192,10 @@ def _after_idling(op: Callable[..., Tensor], *inputs: Tensor) -> float:
     with no_garbage_collection():
         for _ in range(_IDLE_ROUNDS):
             warm = summary(HostTimer().samples([lambda: op(*inputs, out=there)] * _IDLE_RESULTS)).median_s
-            begun = time.perf_counter()
+            begin_s = time.perf_counter()
             results = [op(*inputs) for _ in range(_IDLE_RESULTS)]
             del results
-            extra.append(time.perf_counter() - begun - _IDLE_RESULTS * warm)
+            extra.append(time.perf_counter() - begin_s - _IDLE_RESULTS * warm)
             until = time.perf_counter() + _IDLE_S
             while time.perf_counter() < until:  # not asleep: a step is not either
                 op(*inputs, out=there)
@@ -206,7 +206,7 @@ def _after_idling(op: Callable[..., Tensor], *inputs: Tensor) -> float:
 def compiled_launch_s(device: str, threads: int, limit_s: float) -> tuple[float | None, str]:
     """Seconds per op in compiled code, or None and why not."""
     command = [sys.executable, "-c", _COMPILED, device, str(threads)]
-    begun = time.monotonic()
+    begin_s = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
@@ -216,7 +216,7 @@ def compiled_launch_s(device: str, threads: int, limit_s: float) -> tuple[float 
         return None, f"torch.compile does not work here ({last[:120]}); its launch cost was not measured"
     seconds = float(done.stdout.split()[-1])
     if seconds <= 0:
-        return None, f"the launch cost of compiled code was lost in noise after {time.monotonic() - begun:.0f} s"
+        return None, f"the launch cost of compiled code was lost in noise after {time.monotonic() - begin_s:.0f} s"
     return seconds, ""
 
 
@@ -227,27 +227,27 @@ def graph_launch_s(torch: ModuleType, device: str, clock: Callable[[], int] = ti
     yet run on a GPU.
     """
     with gpu_errors(), torch.no_grad(), torch.cuda.device(device):
-        one = torch.ones(1, device=device)
+        tensor = torch.ones(1, device=device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # what a first call sets up must not be captured
             for _ in range(3):
-                one.add_(1.0)
+                tensor.add_(1.0)
         torch.cuda.current_stream().wait_stream(side)
         times = {}
         for count in (_FEW, 1000 + _FEW):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # in place: nothing is allocated while it captures
                 for _ in range(count):
-                    one.add_(1.0)
+                    tensor.add_(1.0)
             graph.replay()  # the first one also uploads the graph
-            found = []
+            samples = []
             for _ in range(20):
                 torch.cuda.synchronize()
-                begun = clock()
+                begin_ns = clock()
                 graph.replay()
                 torch.cuda.synchronize()
-                found.append((clock() - begun) / 1e9)
-            times[count] = quantile(found, 0.5)
+                samples.append((clock() - begin_ns) / 1e9)
+            times[count] = quantile(samples, 0.5)
             graph.reset()
         return max(0.0, (times[1000 + _FEW] - times[_FEW]) / 1000)

@@ -54,8 +54,8 @@ class UnusualSpells(Generic[Point]):
         """One to measure again, while the device is as usual and most points were measured so."""
         if not self.looks or not is_usual(self.looks[-1], median(self.looks)):
             return None
-        found = self._unusual()
-        return self._between.pop(found[0])[0] if 0 < len(found) <= len(self._between) / 2 else None
+        unusual = self._unusual()
+        return self._between.pop(unusual[0])[0] if 0 < len(unusual) <= len(self._between) / 2 else None
 
     def _unusual(self) -> list[int]:
         usual_s = median(self.looks) if self.looks else 0.0

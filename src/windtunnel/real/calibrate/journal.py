@@ -37,7 +37,7 @@ def open_journal(path: Path, identity: dict[str, object]) -> tuple[Journal, Kept
     Raises:
         InputFileError: it cannot be written, or belongs to another device or software.
     """
-    kept, usable_bytes = _read(path, identity)
+    earlier, usable_bytes = _read(path, identity)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -47,7 +47,7 @@ def open_journal(path: Path, identity: dict[str, object]) -> tuple[Journal, Kept
     journal = Journal(path, file)
     if not usable_bytes:
         journal.append({"journal": _FORMAT, **identity})
-    return journal, kept
+    return journal, earlier
 
 
 @dataclass(slots=True)

@@ -58,10 +58,10 @@ class Kind:
         size = 1 if self.in_bytes else BYTES_PER_ELEMENT[dtype]
         inputs, outputs = self.elements(shape)
         twice = 2.0 if phase == "backward" else 1.0
-        held = (inputs + outputs) * twice * size
+        bytes_total = (inputs + outputs) * twice * size
         if self.name == "cross_entropy":  # works on an fp32 copy of the logits
-            held += 3 * outputs * 4
-        return self.flops(shape) * (2.5 if phase == "backward" else 1.0), held, held
+            bytes_total += 3 * outputs * 4
+        return self.flops(shape) * (2.5 if phase == "backward" else 1.0), bytes_total, bytes_total
 
 
 def _gemm_elements(groups: int, m: int, n: int, k: int) -> tuple[float, float]:
@@ -157,7 +157,7 @@ class Curve:
 
 def curves(device_kind: str, dtypes: tuple[str, ...], only: tuple[str, ...] = ()) -> list[Curve]:
     """All curves of a device ("cpu" or "cuda"), the most important first. Plain bytes know no dtype."""
-    found = []
+    all_curves = []
     for kind in KINDS.values():
         if only and kind.name not in only:
             continue
@@ -165,8 +165,8 @@ def curves(device_kind: str, dtypes: tuple[str, ...], only: tuple[str, ...] = ()
             # A CPU has no foreach kernels: AdamW there goes tensor by tensor unless told otherwise, a GPU never.
             if device_kind == "cuda" and phase == "single":
                 continue
-            found += [Curve(kind.name, phase, word) for word in _words(kind, device_kind, dtypes)]
-    return found
+            all_curves += [Curve(kind.name, phase, word) for word in _words(kind, device_kind, dtypes)]
+    return all_curves
 
 
 def _words(kind: Kind, device_kind: str, dtypes: tuple[str, ...]) -> tuple[str, ...]:

@@ -70,12 +70,14 @@ def calibrate(
     load_document(out)  # a file that is something else must not be written over
     torch = import_torch()
     where = describe(torch, device, threads)
-    journal, kept = open_journal(journal_path(out), where.identity())
-    found = recalled(kept)
-    resumed = found.n_points
+    journal, earlier = open_journal(journal_path(out), where.identity())
+    measured = recalled(earlier)
+    resumed = measured.n_points
     done = False
     try:
-        session = Session(torch, where, journal, found, budget_s, min(kept.spent_s, budget_s), begun, report, only)
+        session = Session(
+            torch, where, journal, measured, budget_s, min(earlier.spent_s, budget_s), begun, report, only
+        )
         if only and not {"gemm", "copy"} <= set(only):
             session.only = (*only, "gemm", "copy")  # the peak rates come from these
         try:
@@ -88,14 +90,14 @@ def calibrate(
                 f"{where.name} has no memory left even for small tensors; what was measured is kept:"
                 " free some of it and run the same again"
             ) from error
-        if not usable(found, where.dtypes):
+        if not usable(measured, where.dtypes):
             raise SpecError("--budget", budget_s, "too short to measure a GEMM and a copy; run again to go on")
-        found.notes = list(dict.fromkeys(found.notes))
-        write_atomically(out, to_yaml(finished_document(where, found, out)).encode())
+        measured.notes = list(dict.fromkeys(measured.notes))
+        write_atomically(out, to_yaml(finished_document(where, measured, out)).encode())
         done = True
     finally:
         journal.close(remove=done)
-    return Outcome(out, replace(where), found, resumed, kept.damaged, time.monotonic() - begun)
+    return Outcome(out, replace(where), measured, resumed, earlier.damaged, time.monotonic() - begun)
 
 
 def answer(

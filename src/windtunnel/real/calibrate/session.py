@@ -66,37 +66,37 @@ class Found:
         return sum(map(len, self.points.values()))
 
 
-def recalled(kept: Kept) -> Found:
+def recalled(earlier: Kept) -> Found:
     """What the records of a journal say. Records that make no sense are left out."""
-    found = Found()
-    for record in kept.records:
+    measured = Found()
+    for record in earlier.records:
         try:
-            _recall(found, record)
+            _recall(measured, record)
         except (KeyError, TypeError, ValueError):
             continue
-    return found
+    return measured
 
 
-def _recall(found: Found, record: dict[str, Any]) -> None:
+def _recall(measured: Found, record: dict[str, Any]) -> None:
     if "kind" in record:
         curve = Curve(str(record["kind"]), str(record["phase"]), str(record["dtype"]))
         if curve.phase not in KINDS[curve.kind].weights:
             raise ValueError(curve.phase)
         shape = tuple(int(extent) for extent in record["shape"])
         if record.get("refused"):
-            found.refused.setdefault(curve, []).append(shape)
+            measured.refused.setdefault(curve, []).append(shape)
         else:
             low, middle, high = (float(record[name]) for name in ("p10_s", "median_s", "p90_s"))
             if not 0 < low <= middle <= high:
                 raise ValueError("times")
             timing = Timing(middle, low, high, *(int(record[name]) for name in ("n", "outliers", "disturbed")))
-            found.points.setdefault(curve, {})[shape] = timing
+            measured.points.setdefault(curve, {})[shape] = timing
     elif "group" in record:
-        found.values.setdefault(str(record["group"]), {})[str(record["name"])] = float(record["value"])
+        measured.values.setdefault(str(record["group"]), {})[str(record["name"])] = float(record["value"])
     elif "reference_s" in record:
-        found.reference_s.append(float(record["reference_s"]))
+        measured.reference_s.append(float(record["reference_s"]))
     elif "note" in record:
-        found.notes.append(str(record["note"]))
+        measured.notes.append(str(record["note"]))
 
 
 @dataclass(slots=True)
@@ -145,32 +145,41 @@ class Session:
         limits = Limits(min(max(self.budget_s / 1000, 0.03), 1.0), _MEMORY_SHARE * device.available_bytes)
         effort = Effort(min(max(self.budget_s / 2400, 0.015), 0.3))
         progress = [Progress.start(curve, rates) for curve in curves(device.kind, device.dtypes, self.only)]
-        for one in progress:
-            for shape, timing in self.found.points.get(one.curve, {}).items():
-                one.add(shape, timing.median_s)
-            for shape in self.found.refused.get(one.curve, []):
-                one.add(shape, None)
+        for curve_progress in progress:
+            for shape, timing in self.found.points.get(curve_progress.curve, {}).items():
+                curve_progress.add(shape, timing.median_s)
+            for shape in self.found.refused.get(curve_progress.curve, []):
+                curve_progress.add(shape, None)
         next_reference, again_s = 0.0, 0.0
         spells: UnusualSpells[tuple[Progress, Shape]] = UnusualSpells.from_references(self.found.reference_s)
-        needed = [one for one in progress if (one.curve.kind, one.curve.phase) in _NEEDED]
+        needed = [
+            curve_progress
+            for curve_progress in progress
+            if (curve_progress.curve.kind, curve_progress.curve.phase) in _NEEDED
+        ]
         while True:
-            short = [one for one in needed if not one.seconds]  # without these there is no file: whatever the budget
+            # Without these there is no file: whatever the budget.
+            short = [curve_progress for curve_progress in needed if not curve_progress.seconds]
             if not short and self.spent_s >= self.budget_s:
                 break
             if time.monotonic() >= next_reference:
                 spells.look(self._time_reference(timer))
                 next_reference = time.monotonic() + _REFERENCE_EVERY_S
-            begun = self.spent_s
-            again = spells.next_to_repeat() if again_s <= _AGAIN_SHARE * begun else None
+            before_s = self.spent_s
+            again = spells.next_to_repeat() if again_s <= _AGAIN_SHARE * before_s else None
             chosen = again or next_point(short or progress, limits)
             if chosen is None:
                 break
-            one, shape = chosen
-            self.report(self.spent_s, self.budget_s, f"{one.curve.key} {one.curve.dtype} {'x'.join(map(str, shape))}")
-            expected = float(one.expected_s()[one.shapes.index(shape)])
-            one.add(shape, self._point(one.curve, shape, expected, timer, effort))
+            curve_progress, shape = chosen
+            self.report(
+                self.spent_s,
+                self.budget_s,
+                f"{curve_progress.curve.key} {curve_progress.curve.dtype} {'x'.join(map(str, shape))}",
+            )
+            expected = float(curve_progress.expected_s()[curve_progress.shapes.index(shape)])
+            curve_progress.add(shape, self._point(curve_progress.curve, shape, expected, timer, effort))
             spells.measured(chosen)
-            again_s += self.spent_s - begun if again else 0.0
+            again_s += self.spent_s - before_s if again else 0.0
             if keeps_pages and _resident_bytes() > _HELD_SHARE * device.available_bytes:
                 give_back_pages()
         spells.look(self._time_reference(timer))
@@ -180,9 +189,11 @@ class Session:
 
     def _left_out(self, progress: Sequence[Progress]) -> None:
         """Say of which ops nothing is known: a prediction takes the data sheet's rates for these."""
-        kinds = dict.fromkeys(one.curve.kind for one in progress)
-        tried = {one.curve.kind for one in progress if one.seconds or one.refused}
-        lacking = [kind for kind in kinds if kind not in tried]
+        kinds = dict.fromkeys(curve_progress.curve.kind for curve_progress in progress)
+        reached = {
+            curve_progress.curve.kind for curve_progress in progress if curve_progress.seconds or curve_progress.refused
+        }
+        lacking = [kind for kind in kinds if kind not in reached]
         if lacking:
             self.note(f"no time was left to measure {', '.join(lacking)}: give more --budget")
 
@@ -194,9 +205,9 @@ class Session:
 
     def _point(self, curve: Curve, shape: Shape, expected_s: float, timer: Timer, effort: Effort) -> float | None:
         """Measure one point and keep it; None when memory is short."""
-        held = KINDS[curve.kind].cost(curve.phase, shape, curve.dtype)[2]
-        wanted = -(-self.device.ring_bytes // max(int(held), 1))
-        in_memory = _MEMORY_SHARE * self.device.available_bytes // max(held, 1)
+        buffer_bytes = KINDS[curve.kind].cost(curve.phase, shape, curve.dtype)[2]
+        wanted = -(-self.device.ring_bytes // max(int(buffer_bytes), 1))
+        in_memory = _MEMORY_SHARE * self.device.available_bytes // max(buffer_bytes, 1)
         in_time = max(2.0, effort.seconds / max(expected_s, 1e-6))
         ring = int(max(1, min(wanted, in_memory, in_time, _MOST_IN_RING)))
         record = {"kind": curve.kind, "phase": curve.phase, "dtype": curve.dtype, "shape": list(shape)}
@@ -310,16 +321,16 @@ class Session:
             self.note(f"{text}: measure again on a quiet machine")
 
 
-def finished_document(device: Device, found: Found, out: Path) -> dict[str, object]:
+def finished_document(device: Device, measured: Found, out: Path) -> dict[str, object]:
     """The document of everything found, with the collectives of the file that was there before."""
-    values = found.values
+    values = measured.values
     document = cluster_document(
         device,
-        found.points,
+        measured.points,
         values.get("host", {}),
         values.get("memory", {}),
         values.get("overlap", {}),
-        [*device.notes, *found.notes],
+        [*device.notes, *measured.notes],
     )
     document["name"] = out.stem  # so that what a result says to run is the file
     before = load_document(out)
@@ -330,9 +341,9 @@ def finished_document(device: Device, found: Found, out: Path) -> dict[str, obje
     return document
 
 
-def usable(found: Found, dtypes: Sequence[str]) -> bool:
+def usable(measured: Found, dtypes: Sequence[str]) -> bool:
     """Whether there is enough for a cluster document: a GEMM rate of each dtype and a copy."""
-    have = {(curve.kind, curve.dtype) for curve, points in found.points.items() if points}
+    have = {(curve.kind, curve.dtype) for curve, points in measured.points.items() if points}
     return ("copy", "bytes") in have and all(("gemm", dtype) in have for dtype in dtypes)
 
 

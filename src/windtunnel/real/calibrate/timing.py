@@ -104,18 +104,18 @@ class HostTimer:
         """One sample for each call; a pause after each that other programs disturbed."""
         clock, waited = time.perf_counter_ns, self._waited
         samples: list[Sample] = []
-        held = None  # one result lives until the next is there, as activations do
+        result = None  # one result lives until the next is there, as activations do
         for at, call in enumerate(calls):
             if samples and samples[-1].disturbed:
                 self._pause(_PAUSE_S)
                 if samples[-1].seconds < _PAUSE_S:
                     calls[at - 1]()  # wakes the threads that slept meanwhile
             before = waited()
-            begun = clock()
-            held = call()
-            took = clock() - begun
+            begin_ns = clock()
+            result = call()
+            took = clock() - begin_ns
             samples.append(Sample(took / 1e9, waited() - before > _WAITED_SHARE * took))
-        del held
+        del result
         return samples
 
 
@@ -135,22 +135,22 @@ class CudaTimer:
     def samples(self, calls: Sequence[Call]) -> list[Sample]:
         """One sample for each call, on the device."""
         with gpu_errors(), self._cuda.device(self._device):
-            found, in_time = self._together(calls)
+            samples, in_time = self._together(calls)
             if not in_time and len(calls) > 1:
                 return [sample for call in calls for sample in self._together([call])[0]]
-            return found
+            return samples
 
     def _together(self, calls: Sequence[Call]) -> tuple[list[Sample], bool]:
         """Samples of `calls` behind one wait, and whether that was long enough."""
         marks = [self._cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
 
         def queue(gate: object) -> None:
-            held = None  # one result lives until the next is there, as activations do
+            result = None  # one result lives until the next is there, as activations do
             marks[0].record()
             for call, mark in zip(calls, marks[1:], strict=True):
-                held = call()
+                result = call()
                 mark.record()
-            del held  # memory goes back in the order of the stream: what is queued keeps it
+            del result  # memory goes back in the order of the stream: what is queued keeps it
 
         wait_s, in_time = _HOST_MARGIN * self._host_s * len(calls), False
         for _ in range(_WAITS):
@@ -160,7 +160,7 @@ class CudaTimer:
                 break
             wait_s = longer(wait_s, queued)
         return [
-            Sample(max(one.elapsed_time(other) / 1e3, _EVENT_RESOLUTION_S)) for one, other in pairwise(marks)
+            Sample(max(begin.elapsed_time(other) / 1e3, _EVENT_RESOLUTION_S)) for begin, other in pairwise(marks)
         ], in_time
 
 
@@ -218,14 +218,14 @@ def measure(calls: Sequence[Call], timer: Timer, effort: Effort, taken_off_s: fl
         if more:  # the rest of the ring as well, so that its memory is there
             timer.samples([calls[at % len(calls)] for at in range(min(len(calls), more))])
         samples: list[Sample] = []
-        begun, turn, clean = time.monotonic(), 0, 0
+        begin_s, turn, clean = time.monotonic(), 0, 0
         while clean < effort.most:
             batch = 1 if warm * effort.least > effort.seconds else 4
             new = timer.samples([calls[(turn + at) % len(calls)] for at in range(batch)])
             turn += batch
             samples += new
             clean = sum(not sample.disturbed for sample in samples)
-            spent = time.monotonic() - begun
+            spent = time.monotonic() - begin_s
             if clean >= effort.least and (spent >= effort.seconds or _stable(samples)):
                 break
             if len(samples) >= effort.least and spent >= _PATIENCE * effort.seconds:

@@ -100,7 +100,7 @@ def _either(
     gradient = pool.numbers(*output.shape).to(output.dtype)
     if not output.is_contiguous() and output.dim() == 4:  # attention: gradients come in the layout of the output
         gradient = pool.numbers(*output.transpose(1, 2).shape).transpose(1, 2)
-    return _backward(torch, output, [one for one in inputs if one.requires_grad], gradient)
+    return _backward(torch, output, [tensor for tensor in inputs if tensor.requires_grad], gradient)
 
 
 def _gemm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
@@ -126,7 +126,7 @@ def _attention(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     batch, seq, heads, kv_heads, head_dim = shape
     sdpa = torch.nn.functional.scaled_dot_product_attention
     inputs = [pool.leaf(batch, seq, n, head_dim).transpose(1, 2) for n in (heads, kv_heads, kv_heads)]
-    inputs = [one.detach().requires_grad_() for one in inputs]
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     grouped = {"enable_gqa": True} if kv_heads < heads else {}
     return _either(torch, pool, phase, lambda q, k, v: sdpa(q, k, v, is_causal=True, **grouped), inputs)
 

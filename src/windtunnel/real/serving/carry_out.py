@@ -66,9 +66,9 @@ class Carrier:
             begin = self.now_ns()
             self.look()
             self.policy.asked_ns += self.now_ns() - begin
-        for one in [sequence for sequence in self._here.values() if sequence.last_ns >= 0]:
-            self._release(one)
-            del self._here[one.index]
+        for sequence in [sequence for sequence in self._here.values() if sequence.last_ns >= 0]:
+            self._release(sequence)
+            del self._here[sequence.index]
         for sequence in plan.preempt:
             self._release(sequence)
         for sequence in plan.swap_out:
@@ -76,15 +76,15 @@ class Carrier:
             self.swapped_blocks += len(self._table[sequence.index])
             self._release(sequence)
         for sequence in plan.swap_in:
-            kept = self._kept.pop(sequence.index)
-            self._grow(sequence, kept.shape[2] // self.model.block_size)
-            self.model.copy_in(self._table[sequence.index], kept)
+            content = self._kept.pop(sequence.index)
+            self._grow(sequence, content.shape[2] // self.model.block_size)
+            self.model.copy_in(self._table[sequence.index], content)
         chunks = [self._chunk(sequence, n) for sequence, n in plan.chunks]
         decodes = [self._decode(sequence) for sequence in plan.decode]
         tokens = self.model.step(chunks, decodes)
-        for (one, n), token in zip(plan.chunks, tokens, strict=False):
-            if one.computed + n == one.known:
-                self.tokens[one.index].append(token)
+        for (sequence, n), token in zip(plan.chunks, tokens, strict=False):
+            if sequence.computed + n == sequence.known:
+                self.tokens[sequence.index].append(token)
         for sequence, token in zip(plan.decode, tokens[len(chunks) :], strict=True):
             self.tokens[sequence.index].append(token)
         took = max(1, self.now_ns() - self.policy.asked_ns)
@@ -95,26 +95,26 @@ class Carrier:
         self.wall_ns += time.monotonic_ns() - wall
         return took
 
-    def _chunk(self, one: Sequence, n: int) -> Piece:
-        ids = self.tokens.get(one.index)
+    def _chunk(self, sequence: Sequence, n: int) -> Piece:
+        ids = self.tokens.get(sequence.index)
         if ids is None:
-            draw = np.random.default_rng([self._seed, one.index])
-            ids = self.tokens[one.index] = draw.integers(0, self.model.shape.vocabulary, one.prompt).tolist()
-        self._here[one.index] = one
-        self._grow(one, one.blocks)
-        return Piece(ids[one.computed : one.computed + n], one.computed, self._table[one.index])
+            draw = np.random.default_rng([self._seed, sequence.index])
+            ids = self.tokens[sequence.index] = draw.integers(0, self.model.shape.vocabulary, sequence.prompt).tolist()
+        self._here[sequence.index] = sequence
+        self._grow(sequence, sequence.blocks)
+        return Piece(ids[sequence.computed : sequence.computed + n], sequence.computed, self._table[sequence.index])
 
-    def _decode(self, one: Sequence) -> Piece:
-        self._grow(one, one.blocks)
-        return Piece(self.tokens[one.index][-1:], one.context, self._table[one.index])
+    def _decode(self, sequence: Sequence) -> Piece:
+        self._grow(sequence, sequence.blocks)
+        return Piece(self.tokens[sequence.index][-1:], sequence.context, self._table[sequence.index])
 
-    def _grow(self, one: Sequence, blocks: int) -> None:
-        table = self._table.setdefault(one.index, [])
+    def _grow(self, sequence: Sequence, blocks: int) -> None:
+        table = self._table.setdefault(sequence.index, [])
         while len(table) < blocks:
             table.append(self._free.pop())
 
-    def _release(self, one: Sequence) -> None:
-        self._free.extend(self._table.pop(one.index, ()))
+    def _release(self, sequence: Sequence) -> None:
+        self._free.extend(self._table.pop(sequence.index, ()))
 
 
 def _synchronised() -> int:

@@ -203,7 +203,7 @@ def _run(
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     stamps = stamps_of(sent)
     distributions = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
-    ttft, tpot, e2e = ({} if one is None else asdict(one) for one in distributions)
+    ttft, tpot, e2e = ({} if figures is None else asdict(figures) for figures in distributions)
     span = float(stamps.last.max() - stamps.arrival.min())
     tally = replica.tally
     return Side(ttft, tpot, e2e, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)

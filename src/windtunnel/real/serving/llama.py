@@ -92,12 +92,12 @@ class Llama:
                 q, k = q * cosine + _half_turn(q) * sine, k * cosine + _half_turn(k) * sine
                 cache = self.cache[layer]
                 cache[0, slots], cache[1, slots] = k, v
-                found, begin = [], 0
+                outputs, begin = [], 0
                 for piece, rows in zip(pieces, gathered, strict=True):
                     n = len(piece.ids)
-                    found.append(self._attend(q[begin : begin + n], cache, rows, piece.past))
+                    outputs.append(self._attend(q[begin : begin + n], cache, rows, piece.past))
                     begin += n
-                x = x + torch.cat(found) @ weights[of + "self_attn.o_proj.weight"].T
+                x = x + torch.cat(outputs) @ weights[of + "self_attn.o_proj.weight"].T
                 y = _norm(x, weights[of + "post_attention_layernorm.weight"])
                 gate = torch.nn.functional.silu(y @ weights[of + "mlp.gate_proj.weight"].T)
                 x = x + (gate * (y @ weights[of + "mlp.up_proj.weight"].T)) @ weights[of + "mlp.down_proj.weight"].T
@@ -113,9 +113,9 @@ class Llama:
         """A copy of blocks in host memory."""
         return self.cache[:, :, self._rows(blocks)].to("cpu", copy=True)
 
-    def copy_in(self, blocks: Sequence[int], kept: torch.Tensor) -> None:
+    def copy_in(self, blocks: Sequence[int], content: torch.Tensor) -> None:
         """Put it back, into other blocks."""
-        self.cache[:, :, self._rows(blocks)] = kept.to(self.device)
+        self.cache[:, :, self._rows(blocks)] = content.to(self.device)
 
     def _rows(self, blocks: Sequence[int]) -> torch.Tensor:
         import torch
@@ -140,13 +140,13 @@ class Llama:
         n = len(q)
         k, v = (cache[side, rows].transpose(0, 1)[None] for side in (0, 1))
         if n == 1:
-            found = _attention(q.transpose(0, 1)[None], k, v)
+            output = _attention(q.transpose(0, 1)[None], k, v)
         elif past == 0:
-            found = _attention(q.transpose(0, 1)[None], k, v, is_causal=True)
+            output = _attention(q.transpose(0, 1)[None], k, v, is_causal=True)
         else:
             seen = torch.ones(n, len(rows), dtype=torch.bool, device=self.device).tril(past)
-            found = _attention(q.transpose(0, 1)[None], k, v, attn_mask=seen)
-        return found[0].transpose(0, 1).reshape(n, -1)
+            output = _attention(q.transpose(0, 1)[None], k, v, attn_mask=seen)
+        return output[0].transpose(0, 1).reshape(n, -1)
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: object) -> torch.Tensor:

@@ -113,12 +113,12 @@ def measure(
     mixes += [(((n, 0),), (128,) * (batch - 1)) for n in (16, 64, 256) if n <= longest and batch > 1]
     mixes += [(((n, 0), (n, 0)), ()) for n in (16, 64, 128) if 2 * n <= longest]
 
-    taken = itertools.cycle(range(blocks))  # every piece in blocks of its own, as in a real pool
+    block_numbers = itertools.cycle(range(blocks))  # every piece in blocks of its own, as in a real pool
 
     def piece(n: int, past: int) -> Piece:
-        return Piece([1] * n, past, list(itertools.islice(taken, -(-(past + n) // size))))
+        return Piece([1] * n, past, list(itertools.islice(block_numbers, -(-(past + n) // size))))
 
-    found = []
+    steps = []
     for chunks, contexts in mixes:
         chunk_pieces = [piece(n, past) for n, past in chunks]
         decode_pieces = [piece(1, context - 1) for context in contexts]
@@ -128,8 +128,8 @@ def measure(
             begin = now_ns()
             model.step(chunk_pieces, decode_pieces)
             took.append((now_ns() - begin) * 1e-9)
-        found.append(Step(chunks, contexts, float(np.mean(took[1:]))))
-    return found
+        steps.append(Step(chunks, contexts, float(np.mean(took[1:]))))
+    return steps
 
 
 class Yardstick:
@@ -177,10 +177,10 @@ def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> N
     open_ = np.ones(matrix.shape[1], dtype=bool)
     values = np.zeros(matrix.shape[1])
     for _ in range(ROUNDS):
-        found, *_ = np.linalg.lstsq(matrix[:, open_], wanted, rcond=None)
+        solution, *_ = np.linalg.lstsq(matrix[:, open_], wanted, rcond=None)
         values[:] = 0.0
-        values[open_] = found
-        if found.min() >= 0.0:
+        values[open_] = solution
+        if solution.min() >= 0.0:
             break
         open_[int(np.argmin(values))] = False
     return np.maximum(values, 0.0)

@@ -63,51 +63,51 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--report-json", type=Path, help="write what happened here")
     parser.add_argument("script", type=Path, help="a script that calls windtunnel.survive.standby (or .train)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-    asked = parser.parse_args(words)
-    if not asked.script.is_file():
-        parser.error(f"{asked.script}: there is no such script")
+    options = parser.parse_args(words)
+    if not options.script.is_file():
+        parser.error(f"{options.script}: there is no such script")
     if find_spec("torch") is None:  # it is imported later, while the fork server does so
         parser.error("torch is not installed: pip install 'windtunnel[torch]'")
-    if asked.nnodes < 1 or (asked.host and len(asked.host) != asked.nnodes):
-        parser.error(f"--nnodes {asked.nnodes}: give 1 or more, and --host for each of them or for none")
-    if asked.report_json is not None and not os.access(asked.report_json.parent, os.W_OK):
-        parser.error(f"--report-json {asked.report_json}: there is no such folder that can be written to")
+    if options.nnodes < 1 or (options.host and len(options.host) != options.nnodes):
+        parser.error(f"--nnodes {options.nnodes}: give 1 or more, and --host for each of them or for none")
+    if options.report_json is not None and not os.access(options.report_json.parent, os.W_OK):
+        parser.error(f"--report-json {options.report_json}: there is no such folder that can be written to")
     from windtunnel.real.survive.live.launcher import launch
 
-    command = [sys.executable, str(asked.script), *asked.arguments]
+    command = [sys.executable, str(options.script), *options.arguments]
     try:
         with terminated_is_an_end():
-            told = launch(
+            report = launch(
                 command,
-                asked.nproc_per_node * asked.nnodes,
-                asked.standby,
-                hosts=asked.host or [""] * (asked.nnodes if asked.nnodes > 1 else 0),
-                address=asked.address,
-                patience_s=asked.patience,
-                timeout_s=asked.timeout,
-                end_s=asked.end_timeout,
-                give_up_s=asked.give_up,
-                replace=asked.replace,
-                afresh=asked.afresh,
-                preload=asked.preload,
+                options.nproc_per_node * options.nnodes,
+                options.standby,
+                hosts=options.host or [""] * (options.nnodes if options.nnodes > 1 else 0),
+                address=options.address,
+                patience_s=options.patience,
+                timeout_s=options.timeout,
+                end_s=options.end_timeout,
+                give_up_s=options.give_up,
+                replace=options.replace,
+                afresh=options.afresh,
+                preload=options.preload,
             )
     except KeyboardInterrupt:
         return 130
     except UserError as error:
         parser.error(str(error))
-    if asked.report_json is not None:
-        asked.report_json.write_text(json.dumps(told.to_dict(), indent=1) + "\n")
-    for replacement in told.replacements:
+    if options.report_json is not None:
+        options.report_json.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
+    for replacement in report.replacements:
         what = "planned change" if replacement.planned else f"{', '.join(replacement.dead)} died"
         paused = "not measured" if replacement.downtime_s is None else f"{replacement.downtime_s:.2f} s"
         print(f"windtunnel: {what}: {paused} until the next step", file=sys.stderr)
-    for rank, step in told.not_replaced:
+    for rank, step in report.not_replaced:
         print(f"windtunnel: rank {rank} was not replaced after step {step}: the job ended before", file=sys.stderr)
-    if told.start_s is not None:
-        print(f"windtunnel: starting the job took {told.start_s:.1f} s", file=sys.stderr)
-    if told.reason:
-        print(f"windtunnel: error: {told.reason}", file=sys.stderr)
-    return told.status
+    if report.start_s is not None:
+        print(f"windtunnel: starting the job took {report.start_s:.1f} s", file=sys.stderr)
+    if report.reason:
+        print(f"windtunnel: error: {report.reason}", file=sys.stderr)
+    return report.status
 
 
 if __name__ == "__main__":

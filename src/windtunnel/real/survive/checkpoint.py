@@ -163,17 +163,19 @@ class Checkpoints:
                 action()
             except BaseException as error:
                 failed = error
-        told = torch.tensor([float(failed is not None)])
+        flag = torch.tensor([float(failed is not None)])
         if self.group is not None:
-            self.group.allreduce([told]).wait()
+            self.group.allreduce([flag]).wait()
         if failed is not None:
             raise failed
-        if told.item():
+        if flag.item():
             raise RuntimeError("rank 0 failed, and says why")
 
     def _complete(self, partial: Path, path: Path) -> None:
         """Manifest, sync, rename; then what is too old goes."""
-        files = {one.name: {"bytes": one.stat().st_size, "crc32": _crc(one)} for one in sorted(partial.iterdir())}
+        files = {
+            entry.name: {"bytes": entry.stat().st_size, "crc32": _crc(entry)} for entry in sorted(partial.iterdir())
+        }
         manifest = partial / MANIFEST
         with manifest.open("w") as file:
             json.dump({"world_size": self._world(), "files": files}, file)
@@ -195,13 +197,13 @@ class Checkpoints:
             raise InputFileError(path, "is no complete checkpoint", f"complete ones: {steps}") from None
         except ValueError:
             raise InputFileError(path / MANIFEST, "is damaged", remedy) from None
-        for name, told in manifest["files"].items():
+        for name, entry in manifest["files"].items():
             file = path / name
             size = file.stat().st_size if file.exists() else -1
-            if size != told["bytes"]:
-                problem = "is missing" if size < 0 else f"has {size:,} bytes instead of {told['bytes']:,}"
+            if size != entry["bytes"]:
+                problem = "is missing" if size < 0 else f"has {size:,} bytes instead of {entry['bytes']:,}"
                 raise InputFileError(file, problem, remedy)
-            if _crc(file) != told["crc32"]:
+            if _crc(file) != entry["crc32"]:
                 raise InputFileError(file, "does not hold what was written (checksum)", remedy)
         return manifest
 
@@ -220,9 +222,9 @@ def _copied(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(one) for one in value)
+        return type(value)(_copied(inner) for inner in value)
     return value
 
 

@@ -222,10 +222,10 @@ def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
 
 def _job_of(job_state: JobState, moment: Moment) -> Running:
     """A job of a snapshot as the board has it."""
-    known = job_state.remaining_s is not None
+    is_rigid = job_state.remaining_s is not None
     left_ns = round((job_state.remaining_s or 0.0) * NS)
     job = Running(
-        job_state.index, round(job_state.submit_s * NS), job_state.gpus, Rigid(left_ns / NS) if known else Unknown()
+        job_state.index, round(job_state.submit_s * NS), job_state.gpus, Rigid(left_ns / NS) if is_rigid else Unknown()
     )
     job.moment = moment
     job.limit_s, job.priority, job.queue, job.owner = (

@@ -123,13 +123,13 @@ def _faults(table: Table, path: Path, site: Site, begin_s: float, unit_s: float)
         events.append((start_s, node, 1))
         if end_s < np.inf:
             events.append((end_s, node, -1))
-    faults, found = [0] * site.nodes, []
+    faults, changes = [0] * site.nodes, []
     for time_s, node, more in sorted(events):
         before, faults[node] = faults[node], faults[node] + more
         if bool(before) != bool(faults[node]):
             gpus = 0 if faults[node] else site.per_node
-            found.append(NodeChange(round((begin_s + time_s) * NS), node, gpus))
-    return found
+            changes.append(NodeChange(round((begin_s + time_s) * NS), node, gpus))
+    return changes
 
 
 def _number(path: Path, line: int, column: str, text: str, most: float = 9e9) -> float:

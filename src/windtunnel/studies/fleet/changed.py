@@ -75,14 +75,14 @@ def _with_nodes(site: Site, value: str, text: str) -> Site:
 
 def _with_quota(jobs: Jobs, path: list[str], value: str, text: str) -> Jobs:
     name, *rest = path
-    known = {quota.name: quota for quota in jobs.quotas}
-    if name not in known:
-        has = ", ".join(known) or "none"
+    by_name = {quota.name: quota for quota in jobs.quotas}
+    if name not in by_name:
+        has = ", ".join(by_name) or "none"
         raise SpecError("--change", text, f"{jobs.source} has the queues: {has}")
-    quota = _set(known[name], rest or ["nominal"], value, text)
+    quota = _set(by_name[name], rest or ["nominal"], value, text)
     assert isinstance(quota, Quota)
-    known[name] = quota
-    return replace(jobs, quotas=tuple(known.values()))
+    by_name[name] = quota
+    return replace(jobs, quotas=tuple(by_name.values()))
 
 
 def _set(part: object, path: Sequence[str], value: str, text: str) -> object:
@@ -103,9 +103,9 @@ def _set(part: object, path: Sequence[str], value: str, text: str) -> object:
         return (*part[:at], _set(part[at], rest, value, text), *part[at + 1 :])
     assert is_dataclass(part)
     assert not isinstance(part, type)
-    known = [each.name for each in fields(part)]
-    if head not in known:
-        raise SpecError("--change", text, f"there is no {head}; there are: {', '.join(known) or 'none'}")
+    field_names = [each.name for each in fields(part)]
+    if head not in field_names:
+        raise SpecError("--change", text, f"there is no {head}; there are: {', '.join(field_names) or 'none'}")
     before = getattr(part, head)
     if is_dataclass(before) or isinstance(before, Mapping | tuple):
         if not rest:

@@ -211,10 +211,10 @@ class Clock:
 
     def _count_restart(self, job: Running, now_ns: int) -> None:
         """Book what this placement's restart has held, once it ends."""
-        held = (min(now_ns, job.begin_ns) - job.placed_ns) * sum(job.counts)
-        job.restart_gpu_ns += held
+        gpu_ns = (min(now_ns, job.begin_ns) - job.placed_ns) * sum(job.counts)
+        job.restart_gpu_ns += gpu_ns
         if job.after_failure:
-            job.recovery_gpu_ns += held
+            job.recovery_gpu_ns += gpu_ns
         job.after_failure = False
 
     def _node(self, now_ns: int, change: NodeChange) -> None:
@@ -272,12 +272,12 @@ class Clock:
         for index in decision.reject:
             self._reject(self.active[index], now_ns)
         for index in order:
-            held = self.active.get(index)
-            if held is None:
+            job = self.active.get(index)
+            if job is None:
                 continue
             after = placements.get(index, EMPTY)
-            if after != held.placement:
-                self._move(held, after, now_ns)
+            if after != job.placement:
+                self._move(job, after, now_ns)
         if decision.wake_s is not None and not self.interval_ns:
             self._wake_at(max(round(decision.wake_s * NS), now_ns + 1))
 

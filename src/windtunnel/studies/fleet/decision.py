@@ -168,11 +168,11 @@ def copied(snapshot: Snapshot) -> Snapshot:
 def kept_or_placed(snapshot: Snapshot, decision: Decision) -> dict[int, Placement]:
     """Placements of a decision: a job that keeps its number of GPUs keeps its nodes, the others are placed in order."""
     free = list(snapshot.nodes)
-    held = {job.index: job.placement for job in snapshot.jobs}
+    placement_of = {job.index: job.placement for job in snapshot.jobs}
     result: dict[int, Placement] = {}
     for index, gpus in decision.gpus.items():
         fixed = decision.placement.get(index)
-        before = held[index]
+        before = placement_of[index]
         if fixed is not None:
             result[index] = fixed
         elif before and sum(count for _, count in before) == gpus:
@@ -190,12 +190,12 @@ def kept_or_placed(snapshot: Snapshot, decision: Decision) -> dict[int, Placemen
 
 def from_fullest(free: list[int], gpus: int) -> Placement:
     """GPUs from the node with most free, the first of equals, until there are enough. Takes them from `free`."""
-    taken: list[tuple[int, int]] = []
+    placement: list[tuple[int, int]] = []
     while gpus > 0:
         node = max(range(len(free)), key=free.__getitem__)
         count = min(free[node], gpus)
         assert count > 0, "placed more GPUs than are free"
         free[node] -= count
         gpus -= count
-        taken.append((node, count))
-    return tuple(taken)
+        placement.append((node, count))
+    return tuple(placement)

@@ -107,8 +107,8 @@ def slurm_files(cluster: Cluster, site: Site) -> dict[str, str]:
         files["assoc.txt"] = "\n".join([ASSOC, *map(_association, cluster.associations)]) + "\n"
     if cluster.qos or cluster.associations:
         files["load.sh"] = "\n".join(["#!/bin/sh", "set -e", *_commands(cluster)]) + "\n"
-    named = [name for name in files if name != "load.sh"]
-    return {**files, "site.yaml": f"slurm: [{', '.join(named)}]\n"}
+    site_files = [name for name in files if name != "load.sh"]
+    return {**files, "site.yaml": f"slurm: [{', '.join(site_files)}]\n"}
 
 
 def _weights(cluster: Cluster) -> Iterator[str]:
@@ -121,10 +121,10 @@ def _weights(cluster: Cluster) -> Iterator[str]:
 
 
 def _parameters(cluster: Cluster) -> list[str]:
-    known = {name: (key, unit) for key, (name, unit) in PARAMETERS.items()}
+    parameters = {name: (key, unit) for key, (name, unit) in PARAMETERS.items()}
     flags = {name: key for key, name in FLAGS.items() if name}
     words = [
-        flags[name] if name in flags else f"{known[name][0]}={value / known[name][1]:.0f}"
+        flags[name] if name in flags else f"{parameters[name][0]}={value / parameters[name][1]:.0f}"
         for name, value in cluster.settings.items()
     ]
     words += ["preempt_youngest_first"] if cluster.youngest_first else []

@@ -166,9 +166,9 @@ def exact_works(jobs: Jobs, site: Site, traits: Traits, options: Options) -> lis
     restart_s = options.restart_s
     sized = not traits.divides and not traits.slots
     if sized and options.tables is not None and options.tables.hold_all(jobs.model):
-        made = works(jobs, site, options.tables, learns=traits.name in ("pollux", "sia"))
+        job_works = works(jobs, site, options.tables, learns=traits.name in ("pollux", "sia"))
         seconds = RESTART_S if restart_s is None else restart_s
-        return [Epochs(work, seconds, site.gpu, site.per_node) for work in made]
+        return [Epochs(work, seconds, site.gpu, site.per_node) for work in job_works]
     if traits.sizes:
         if traits.name == "pollux" and options.tables is not None:
             remedy = "pollux needs pollux_*.csv in --tables, with the trace's applications"

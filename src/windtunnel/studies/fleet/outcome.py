@@ -139,9 +139,9 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     }
     result["jobs_completed"] = result["completed_jobs"]
     result["mean_jct_s"], result["mean_wait_s"] = result["jct_mean_s"], result["queueing_delay_mean_s"]
-    held = np.where(jobs.gpus > 0, outcome.gpu_seconds / np.maximum(jobs.gpus, 1), 0)[done]
+    held_s = np.where(jobs.gpus > 0, outcome.gpu_seconds / np.maximum(jobs.gpus, 1), 0)[done]
     rigid = not np.isnan(jobs.duration_s[done]).any()
-    result["total_wait_mean_s"] = _mean(np.maximum(jct - held, 0)) if rigid else None
+    result["total_wait_mean_s"] = _mean(np.maximum(jct - held_s, 0)) if rigid else None
     ran = outcome.ended_jobs()
     if len(ran):
         stay = (outcome.end_s - jobs.submit_s)[ran]
@@ -167,8 +167,8 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
         result["start_digest"] = hashlib.sha256(text.encode()).hexdigest()[:16]
     with_deadline = np.flatnonzero(~np.isnan(jobs.deadline_s))
     if len(with_deadline):
-        met = (outcome.state[with_deadline] == 0) & (outcome.end_s[with_deadline] <= jobs.deadline_s[with_deadline])
-        result["deadline_met_by_log"] = _rounded(float(met.mean()))
+        in_time = (outcome.state[with_deadline] == 0) & (outcome.end_s[with_deadline] <= jobs.deadline_s[with_deadline])
+        result["deadline_met_by_log"] = _rounded(float(in_time.mean()))
         scored = outcome.scored_on_time
         result["deadline_met_scored"] = (
             _rounded(float(scored[with_deadline].mean())) if scored is not None else result["deadline_met_by_log"]
@@ -185,11 +185,11 @@ def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
 def against_log(outcome: Outcome) -> dict[str, object]:
     """How far a policy's starts are from those of the log; empty where the log tells too few, or it is the log."""
     jobs = outcome.jobs
-    known = np.flatnonzero(~np.isnan(jobs.start_s) & ~np.isnan(outcome.start_s))
-    if outcome.policy == "current" or 2 * len(known) < len(jobs):
+    started = np.flatnonzero(~np.isnan(jobs.start_s) & ~np.isnan(outcome.start_s))
+    if outcome.policy == "current" or 2 * len(started) < len(jobs):
         return {}
-    waited = (jobs.start_s - jobs.submit_s)[known]
-    off = (outcome.start_s - jobs.start_s)[known]
+    waited = (jobs.start_s - jobs.submit_s)[started]
+    off = (outcome.start_s - jobs.start_s)[started]
     return {
         "log_wait_mean_s": _mean(waited),
         "log_wait_error": _rounded(float(off.mean() / waited.mean())) if waited.mean() > 0 else None,
@@ -200,12 +200,12 @@ def against_log(outcome: Outcome) -> dict[str, object]:
 def _fairness(outcome: Outcome, done: NDArray[np.int64], jobs_at_once: float, capacity: int) -> dict[str, object]:
     """Finish-time fairness and Jain's index, for jobs whose duration on their GPUs is known."""
     duration, gpus = outcome.jobs.duration_s[done], outcome.jobs.gpus[done]
-    known = (duration > 0) & (gpus > 0)
-    if not known.any():
+    comparable = (duration > 0) & (gpus > 0)
+    if not comparable.any():
         return {"finish_time_fairness_mean": None, "finish_time_fairness_max": None, "jain_index": None}
     share = np.maximum(capacity / jobs_at_once, 1.0)
-    alone = duration[known] * np.maximum(gpus[known] / share, 1.0)
-    ratio = outcome.jct_s[done][known] / alone
+    alone = duration[comparable] * np.maximum(gpus[comparable] / share, 1.0)
+    ratio = outcome.jct_s[done][comparable] / alone
     speed = 1 / np.maximum(ratio, 1e-12)
     jain = float(speed.sum()) ** 2 / (len(speed) * float((speed**2).sum()))
     return {
@@ -219,8 +219,11 @@ def _spread(name: str, values: Floats) -> dict[str, float | None]:
     if not len(values):
         return {f"{name}_{part}_s": None for part in ("mean", "p50", "p90", "p99", "max")}
     parts = np.percentile(values, (50, 90, 99, 100))
-    named = dict(zip(("p50", "p90", "p99", "max"), parts.tolist(), strict=True))
-    return {f"{name}_mean_s": _mean(values), **{f"{name}_{part}_s": _rounded(value) for part, value in named.items()}}
+    percentiles = dict(zip(("p50", "p90", "p99", "max"), parts.tolist(), strict=True))
+    return {
+        f"{name}_mean_s": _mean(values),
+        **{f"{name}_{part}_s": _rounded(value) for part, value in percentiles.items()},
+    }
 
 
 def _mean(values: Floats) -> float | None:

@@ -94,5 +94,7 @@ def _step_s(model: str, gpu: str, gpus: int, per_node: int, layout: Layout) -> f
 
 def _says_enough(jobs: Jobs, at: int) -> bool:
     numbers = (jobs.iterations[at], jobs.batch_size[at])
-    said = jobs.columns.get("seq_len")
-    return bool(jobs.model[at]) and not any(map(math.isnan, numbers)) and said is not None and said[at].isdecimal()
+    lengths = jobs.columns.get("seq_len")
+    return (
+        bool(jobs.model[at]) and not any(map(math.isnan, numbers)) and lengths is not None and lengths[at].isdecimal()
+    )

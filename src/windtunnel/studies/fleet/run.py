@@ -60,15 +60,15 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     if options.restart_s is not None and not traits.restarts and traits.loop != "log":  # a log has paid for its own
         raise SpecError("--restart", options.restart_s, f"leave it out: {policy} has its own, or none")
     dropped = _dropped(jobs, site, traits, options)
-    gone = {each.job for each in dropped}
-    keep = np.array([at for at in range(len(jobs)) if at not in gone], np.int64)
-    kept = jobs.take(keep) if len(keep) < len(jobs) else jobs
+    dropped_rows = {each.job for each in dropped}
+    keep = np.array([at for at in range(len(jobs)) if at not in dropped_rows], np.int64)
+    runnable = jobs.take(keep) if len(keep) < len(jobs) else jobs
     blank = _blank(jobs, policy, dropped)
     if not len(keep):
         return blank
     if traits.loop != "log":  # nobody starts a job that depends on others before they are done
-        kept = replace(kept, submit_s=np.fmax(kept.submit_s, kept.further("eligible_s")))
-    return _as_it_ended(_put(blank, keep, _run(kept, site, policy, traits, options)))
+        runnable = replace(runnable, submit_s=np.fmax(runnable.submit_s, runnable.further("eligible_s")))
+    return _as_it_ended(_put(blank, keep, _run(runnable, site, policy, traits, options)))
 
 
 def _run(jobs: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:
@@ -105,11 +105,11 @@ def _as_it_ended(outcome: Outcome) -> Outcome:
 
 def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[Dropped, ...]:
     """Jobs that cannot run, each with the first reason, and in the order in which reasons are looked for."""
-    found: dict[int, Dropped] = {}
+    dropped: dict[int, Dropped] = {}
 
     def drop(rows: Rows | list[int], reason: Reason, words: str) -> None:
         for at in rows:
-            found.setdefault(int(at), Dropped(int(at), reason, words.format(gpus=int(jobs.gpus[at]))))
+            dropped.setdefault(int(at), Dropped(int(at), reason, words.format(gpus=int(jobs.gpus[at]))))
 
     if "shared" in traits.capacity:
         most, words = site.per_node * (1 - SERVICE_SHARE), f"more than services leave of a node of {site.per_node}"
@@ -127,7 +127,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         if options.tables is None and options.speeds is not None and not traits.kinds:
             words = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
             drop(_fits_on_none(jobs, site, options.speeds), Reason.TOO_LARGE, words)
-        return tuple(found.values())
+        return tuple(dropped.values())
     nodes = jobs.gpus if options.pool else -(-jobs.gpus // site.per_node)
     large = np.flatnonzero(nodes > (site.gpus if options.pool else site.nodes))
     drop(large, Reason.TOO_LARGE, f"asks {{gpus}} GPUs of {site.gpus}")
@@ -157,7 +157,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
                 drop([at], Reason.TOO_LARGE, words.replace("{", "{{").replace("}", "}}"))
     if "start" in traits.needs:
         drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
-    return tuple(found.values())
+    return tuple(dropped.values())
 
 
 def _measured(traits: Traits, options: Options, none_says: bool) -> bool:
@@ -237,7 +237,7 @@ def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
 
 def _current(jobs: Jobs, policy: str) -> Outcome:
     """What happened, by the trace's own account; what it does not tell of ends, restarts and GPUs is one plain run."""
-    end, restarts, held = (jobs.further(name) for name in ("end_s", "log_restarts", "log_gpu_seconds"))
+    end, restarts, gpu_seconds = (jobs.further(name) for name in ("end_s", "log_restarts", "log_gpu_seconds"))
     end = np.where(np.isnan(end), jobs.start_s + jobs.duration_s, end)
     return Outcome(
         jobs,
@@ -246,6 +246,6 @@ def _current(jobs: Jobs, policy: str) -> Outcome:
         jobs.start_s,
         end,
         np.nan_to_num(restarts).astype(np.int64),
-        np.where(np.isnan(held), jobs.duration_s * jobs.gpus, held),
+        np.where(np.isnan(gpu_seconds), jobs.duration_s * jobs.gpus, gpu_seconds),
         np.where(np.isnan(end), STATES.index(UNFINISHED), STATES.index(COMPLETED)).astype(np.int8),
     )

@@ -58,15 +58,15 @@ def scaling_of(jobs: Jobs, index: int, site: Site, options: Options, policy: str
 def measured_rates(jobs: Jobs, index: int, gpu: str, tables: Tables) -> dict[int, float]:
     """Iterations per second by number of GPUs. Raises UserError for a job that was not measured."""
     key = (gpu.lower(), jobs.model[index], int(jobs.batch_size[index]))
-    found = tables.rates.get(key)
-    if not found:
+    rates = tables.rates.get(key)
+    if not rates:
         text = ", ".join(sorted({f"{model} at {batch}" for kind, model, batch in tables.rates if kind == key[0]}))
         raise UserError(
             f"{jobs.where(index)}: {key[1]} at batch {key[2]} was not measured on {gpu}"
             + (f" (measured: {text})" if text else f" (nothing was measured on {gpu})")
             + ": complete ef_throughput.csv"
         )
-    return found
+    return rates
 
 
 def cap_of(jobs: Jobs, index: int, gpu: str, rates: dict[int, float], *, elastic: bool) -> int:
@@ -80,7 +80,7 @@ def cap_of(jobs: Jobs, index: int, gpu: str, rates: dict[int, float], *, elastic
         return by_batch
     if by_batch == "batch":
         return batch
-    named = by_batch.get(batch)
-    if named is not None:
-        return int(named)
+    cap = by_batch.get(batch)
+    if cap is not None:
+        return int(cap)
     return min(LARGEST, batch) if caps.get("bounded_by_batch", True) else LARGEST

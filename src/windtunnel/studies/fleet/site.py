@@ -134,7 +134,7 @@ def _of_slurm(files: tuple[Path, ...], text: str) -> Site:
 
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
-    known = {"gpu", "gpus", "gpus_per_node", "topology", "slurm", *CLOUDS}
+    keys = {"gpu", "gpus", "gpus_per_node", "topology", "slurm", *CLOUDS}
     if "slurm" in data:
         wrong = next((key for key in ("gpus", "gpus_per_node") if key in data), None)
         if wrong is not None:
@@ -145,18 +145,18 @@ def _from_yaml(path: Path) -> Site:
         return replace(site, file=path, gpu=str(data.get("gpu", site.gpu)))
     if not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
-    known_keys(data, known, str(path))
+    known_keys(data, keys, str(path))
     gpu = str(data.get("gpu", "gpu"))
     site = parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
     return replace(site, file=path, topology=_levels(data.get("topology", {}), path))
 
 
-def _levels(said: object, path: Path) -> tuple[tuple[str, int], ...]:
+def _levels(entry: object, path: Path) -> tuple[tuple[str, int], ...]:
     """Levels as a file says them, e.g. `{block: 64, rack: 16}`. Raises InputFileError."""
-    levels = tuple((str(name), nodes) for name, nodes in said.items()) if isinstance(said, Mapping) else ()
+    levels = tuple((str(name), nodes) for name, nodes in entry.items()) if isinstance(entry, Mapping) else ()
     sizes = [nodes for _, nodes in levels]
     whole = all(isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0 for nodes in sizes)
-    if (said and not levels) or not whole or any(above % below for above, below in pairwise(sizes)):
+    if (entry and not levels) or not whole or any(above % below for above, below in pairwise(sizes)):
         remedy = "give the nodes of a domain of each level, from the top down, each a multiple of the next"
-        raise InputFileError(path, f"has a topology that is no tree: {said}", f"{remedy}: {{block: 64, rack: 16}}")
+        raise InputFileError(path, f"has a topology that is no tree: {entry}", f"{remedy}: {{block: 64, rack: 16}}")
     return levels

@@ -91,10 +91,10 @@ def fleet(
         "pool": pool,
         "speeds": None if iteration_s is None else speeds_by(iteration_s),
     }
-    given: dict[str, Any] = {name: value for name, value in by_name.items() if value is not None}
-    chosen = replace(options or Options(), **given)
-    asked = list(policies) if isinstance(policies, Sequence) and not isinstance(policies, str) else [policies]
-    return FleetResult(site, tuple(simulate(jobs, site, policy, chosen) for policy in asked))
+    changes: dict[str, Any] = {name: value for name, value in by_name.items() if value is not None}
+    chosen = replace(options or Options(), **changes)
+    listed = list(policies) if isinstance(policies, Sequence) and not isinstance(policies, str) else [policies]
+    return FleetResult(site, tuple(simulate(jobs, site, policy, chosen) for policy in listed))
 
 
 class RunOf(TypedDict):
@@ -152,11 +152,11 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
     if not question.change:
         return answer_as_it_is(question, executor, frontier=frontier)
     before = answer_as_it_is(replace(question, change=()), executor, frontier=frontier)
-    asked = as_changed(question)
-    names = [name for name in policies_of(asked.policy) if is_file(name) or not happened(name)]
+    changed = as_changed(question)
+    names = [name for name in policies_of(changed.policy) if is_file(name) or not happened(name)]
     if not names:
         raise SpecError("--change", ", ".join(question.change), "what happened does not change: give a policy too")
-    after = answer_as_it_is(replace(asked, policy=",".join(names)), executor, frontier=frontier)
+    after = answer_as_it_is(replace(changed, policy=",".join(names)), executor, frontier=frontier)
     return replace(
         before,
         figures=(*before.figures, *({**figure, "policy": f"{figure['policy']} {CHANGED}"} for figure in after.figures)),
@@ -233,8 +233,10 @@ def _unheeded(jobs: Jobs, names: Sequence[str], *, placed: bool) -> list[str]:
         else [],
     }
     logs = {name for name in plain if POLICIES[name].loop == "log"}
-    found = {what: [name for name in who if name not in logs] for what, who in deaf.items()}
-    pays = {what: f"{', '.join(who)} {'pays' if len(who) == 1 else 'pay'}" for what, who in found.items() if who}
+    deaf_policies = {what: [name for name in who if name not in logs] for what, who in deaf.items()}
+    pays = {
+        what: f"{', '.join(who)} {'pays' if len(who) == 1 else 'pay'}" for what, who in deaf_policies.items() if who
+    }
     return [f"{who} no heed to the {what} of the log" for what, who in pays.items()]
 
 
@@ -259,7 +261,7 @@ def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: st
     points = [(name, question.seed + at) for name in policies for at in range(count)]
     questions = [plain(replace(question, policy=name, seed=seed, seeds=None)) for name, seed in points]
     rows: list[dict[str, object]] = [{} for _ in points]
-    inputs = [(place, {"question": one}) for place, one in enumerate(questions)]
+    inputs = [(place, {"question": entry}) for place, entry in enumerate(questions)]
     for place, row in rows_of(executor, ONE, inputs, os.cpu_count() or 1):
         if row["status"] != "ok":
             name, seed = points[place]

@@ -64,10 +64,10 @@ class Tables:
     def rates(self) -> dict[tuple[str, str, int], dict[int, float]]:
         """Iterations per second by number of GPUs, for each (GPU type in lower case, model, batch)."""
         columns = self._columns("ef_throughput.csv", THROUGHPUT)
-        found: dict[tuple[str, str, int], dict[int, float]] = {}
+        rates: dict[tuple[str, str, int], dict[int, float]] = {}
         for line, (gpu, model, batch, gpus, rate) in enumerate(zip(*columns.values(), strict=True), 2):
             try:
-                levels = found.setdefault((gpu.lower(), model, int(batch)), {})
+                levels = rates.setdefault((gpu.lower(), model, int(batch)), {})
                 if rate:
                     levels[int(gpus)] = float(rate)
                     if not (0 < levels[int(gpus)] < math.inf and int(gpus) > 0):
@@ -76,12 +76,12 @@ class Tables:
                 path = self.folder / "ef_throughput.csv"
                 problem = f"line {line}: holds what is no number above 0"
                 raise InputFileError(path, problem, "mend that line; leave a rate empty where there is none") from None
-        return {key: dict(sorted(levels.items())) for key, levels in found.items()}
+        return {key: dict(sorted(levels.items())) for key, levels in rates.items()}
 
     @cached_property
     def by_kind(self) -> dict[tuple[str, int], dict[str, dict[int, float]]]:
         """Steps per second by kind (lower case) and number of GPUs, for each (model, batch)."""
-        found: dict[tuple[str, int], dict[str, dict[int, float]]] = {}
+        rates: dict[tuple[str, int], dict[str, dict[int, float]]] = {}
         columns = self._columns("gavel_throughput.csv", TYPED)
         for line, (kind, model, batch, gpus, rate) in enumerate(zip(*columns.values(), strict=True), 2):
             try:
@@ -90,8 +90,8 @@ class Tables:
                 path = self.folder / "gavel_throughput.csv"
                 raise InputFileError(path, f"line {line}: holds what is no number", "mend that line") from None
             if speed > 0:
-                found.setdefault(key, {}).setdefault(kind.lower(), {})[size] = speed
-        return found
+                rates.setdefault(key, {}).setdefault(kind.lower(), {})[size] = speed
+        return rates
 
     def _columns(self, name: str, needed: tuple[str, ...]) -> dict[str, list[str]]:
         path = self.folder / name
@@ -106,11 +106,11 @@ Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds 
 MOST = 512  # GPUs of one job
 
 
-def sizes(asked: int, batch: float, most: int, least: int = 1) -> list[int]:
+def sizes(gpus: int, batch: float, most: int, least: int = 1) -> list[int]:
     """Numbers of GPUs worth a look: `least` doubled, and what the job asks for, as far as they divide the batch."""
     most = min(MOST, most)
     doubled = [least << power for power in range(most.bit_length())]
-    return sorted({n for n in (*doubled, asked) if 0 < n <= most and n % least == 0 and batch % (n // least) == 0})
+    return sorted({n for n in (*doubled, gpus) if 0 < n <= most and n % least == 0 and batch % (n // least) == 0})
 
 
 def speeds_by(runtime: Runtime) -> Speeds:

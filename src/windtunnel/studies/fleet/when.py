@@ -119,15 +119,15 @@ def when(
     asked_s = float(jobs.submit_s[at])
     left_out = run.why
     keep = np.array([row for row in range(len(jobs)) if row not in left_out], np.int64)
-    kept, here = jobs.take(keep), int(np.searchsorted(keep, at))
+    runnable, here = jobs.take(keep), int(np.searchsorted(keep, at))
     so_far, once = None, None
     if POLICIES[policy].compiled:
-        share = np.clip((asked_s - run.start_s[keep]) / np.maximum(kept.duration_s, 1e-9), 0.0, 1.0)
-        state = _at_moment(kept, run.start_s[keep], share, asked_s, here)
+        share = np.clip((asked_s - run.start_s[keep]) / np.maximum(runnable.duration_s, 1e-9), 0.0, 1.0)
+        state = _at_moment(runnable, run.start_s[keep], share, asked_s, here)
     else:
         from windtunnel.studies.fleet.on_clock import clock_of
 
-        once = clock_of(kept, site, POLICIES[policy], options)
+        once = clock_of(runnable, site, POLICIES[policy], options)
         once.run(round(asked_s * NS))
         so_far = np.zeros(len(jobs), np.int64)
         so_far[keep] = [sum(each.counts) for each in once.jobs]
@@ -136,12 +136,12 @@ def when(
     for seed in range(draws):
         random = np.random.default_rng((options.seed, seed))
         if once is None:
-            rows, known, target = state
-            drawn = drawn_jobs(known, share[rows], spread, random)
-            part = simulate(drawn, site, policy, options)
+            rows, jobs_then, target = state
+            resampled = drawn_jobs(jobs_then, share[rows], spread, random)
+            part = simulate(resampled, site, policy, options)
             start_s, end_s = float(part.start_s[target]), float(part.end_s[target])
         else:
-            start_s, end_s = _gone_on(once, drawn_jobs(kept, share, spread, random), site, policy, options, here)
+            start_s, end_s = _gone_on(once, drawn_jobs(runnable, share, spread, random), site, policy, options, here)
         starts.append(start_s)
         ends.append(end_s)
     start, end = np.array(starts), np.array(ends)
@@ -198,12 +198,12 @@ def _at_moment(
     return rows, replace(jobs.take(rows), submit_s=submit_s), int(np.flatnonzero(rows == at)[0])
 
 
-def _gone_on(clock: Clock, drawn: Jobs, site: Site, policy: str, options: Options, at: int) -> tuple[float, float]:
+def _gone_on(clock: Clock, resampled: Jobs, site: Site, policy: str, options: Options, at: int) -> tuple[float, float]:
     """(start, end) of a job when a copy of the clock goes on with other run times; NaN: never."""
     from windtunnel.studies.fleet.on_clock import exact_works
 
     other = deepcopy(clock)
-    other.replace_works(exact_works(drawn, site, POLICIES[policy], options))
+    other.replace_works(exact_works(resampled, site, POLICIES[policy], options))
     job = other.jobs[at]
     span_ns = max(round(LOOK_S * NS), 1)
     while job.end_ns is None and not job.rejected and other.left and other.queue.next_ns() is not None:
@@ -230,8 +230,8 @@ def drawn_jobs(jobs: Jobs, share: Floats, spread: float, random: np.random.Gener
 
 
 def _band(values: Floats) -> tuple[float, ...] | None:
-    known = values[~np.isnan(values)]
-    return tuple(round(float(value), 6) for value in np.percentile(known, BAND)) if len(known) else None
+    finite = values[~np.isnan(values)]
+    return tuple(round(float(value), 6) for value in np.percentile(finite, BAND)) if len(finite) else None
 
 
 def _said(value: float) -> float | None:
@@ -244,47 +244,47 @@ def _why(run: Outcome, so_far: NDArray[np.int64] | None, at: int, site: Site, op
     started = math.inf if math.isnan(start_s) else start_s
     order = np.arange(len(jobs))
     if so_far is not None:
-        held = so_far.copy()
+        gpus_of = so_far.copy()
     else:
-        held = np.where((run.start_s <= submit_s) & (run.end_s > submit_s), jobs.gpus, 0)
-    held[at] = 0
+        gpus_of = np.where((run.start_s <= submit_s) & (run.end_s > submit_s), jobs.gpus, 0)
+    gpus_of[at] = 0
     before = (jobs.submit_s < submit_s) | ((jobs.submit_s == submit_s) & (order < at))
     ran_first = (run.start_s < started) | ((run.start_s == started) & before)
-    waiting = (held == 0) & (run.start_s >= submit_s) & ran_first & (order != at)
+    waiting = (gpus_of == 0) & (run.start_s >= submit_s) & ran_first & (order != at)
     ahead = np.flatnonzero(waiting & before)
     overtaking = np.flatnonzero((jobs.submit_s >= submit_s) & ~before & (run.start_s < started) & (order != at))
-    rows = np.flatnonzero(held > 0)
+    rows = np.flatnonzero(gpus_of > 0)
     rows = rows[np.argsort(run.end_s[rows], kind="stable")]
     freed = np.flatnonzero((np.abs(run.end_s - start_s) < 1e-6) & (order != at)) if start_s > submit_s else rows[:0]
-    free = site.gpus - int(held.sum())
+    free = site.gpus - int(gpus_of.sum())
     names = jobs.name
     return Why(
         text=_reason(run, at, free, len(ahead), len(rows), site, options),
         free_gpus=free,
         ahead=tuple(names[row] for row in ahead[np.argsort(run.start_s[ahead], kind="stable")].tolist()),
         overtaking=tuple(names[row] for row in overtaking.tolist()),
-        holders=tuple(Holder(names[row], int(held[row]), _said(run.end_s[row])) for row in rows.tolist()),
+        holders=tuple(Holder(names[row], int(gpus_of[row]), _said(run.end_s[row])) for row in rows.tolist()),
         freed_by=tuple(names[row] for row in freed.tolist()),
     )
 
 
 def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Site, options: Options) -> str:
-    asked = int(run.jobs.gpus[at])
+    gpus = int(run.jobs.gpus[at])
     if run.state[at] == STATES.index("rejected"):
         return f"{run.policy} turns it away"
     if run.start_s[at] <= run.jobs.submit_s[at]:
         return "it does not wait: it starts when it is submitted"
     text = "1 job holds" if holders == 1 else f"{holders} jobs hold"
     queued = f"; {ahead} wait{'s' * (ahead == 1)} ahead of it" if ahead else ""
-    if free < asked:
-        return f"it asks {asked} GPUs and {free} of {site.gpus} are free, {text} the others{queued}"
+    if free < gpus:
+        return f"it asks {gpus} GPUs and {free} of {site.gpus} are free, {text} the others{queued}"
     if ahead:
-        return f"{free} GPUs are free and it asks {asked}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
+        return f"{free} GPUs are free and it asks {gpus}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
     if POLICIES[run.policy].compiled and not options.pool:
-        return f"{free} GPUs are free, but not on nodes on which its gang of {asked} has a place"
+        return f"{free} GPUs are free, but not on nodes on which its gang of {gpus} has a place"
     if run.state[at] != STATES.index(COMPLETED) and math.isnan(run.start_s[at]):
-        return f"{free} GPUs are free and it asks {asked}, but {run.policy} never starts it"
-    return f"{free} GPUs are free and it asks {asked}: {run.policy} gives them at a later decision, or to others"
+        return f"{free} GPUs are free and it asks {gpus}, but {run.policy} never starts it"
+    return f"{free} GPUs are free and it asks {gpus}: {run.policy} gives them at a later decision, or to others"
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +298,11 @@ class WhenAnswer(Answer):
 
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
-        return {"trace": self.trace, "cluster": self.cluster, "when": {one.policy: one.to_dict() for one in self.when}}
+        return {
+            "trace": self.trace,
+            "cluster": self.cluster,
+            "when": {when.policy: when.to_dict() for when in self.when},
+        }
 
 
 def answer_when(question: FleetWhen) -> WhenAnswer:

@@ -19,11 +19,11 @@ _ANSWERS: OrderedDict[Key, tuple[Model, Result]] = OrderedDict()
 
 def answer_to(key: Key) -> Result | None:
     """The answer that was given to a question; None where it was not asked."""
-    known = _ANSWERS.get(key)
-    if known is None:
+    entry = _ANSWERS.get(key)
+    if entry is None:
         return None
     _ANSWERS.move_to_end(key)
-    return known[1]
+    return entry[1]
 
 
 def remember(key: Key, model: Model, result: Result) -> None:

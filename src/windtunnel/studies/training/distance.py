@@ -35,8 +35,8 @@ def distances(layout: Layout) -> tuple[Distance, ...]:
     """All of them, widest first; none on a device that was measured itself."""
     if layout.cluster.calibration is not None:
         return ()
-    found = [distance for distance in _distances(layout) if distance.sigma > 0.0]
-    return tuple(sorted(found, key=lambda one: -one.sigma))
+    widening = [distance for distance in _distances(layout) if distance.sigma > 0.0]
+    return tuple(sorted(widening, key=lambda distance: -distance.sigma))
 
 
 def unseen_mixers(model: Model) -> list[str]:
@@ -95,6 +95,6 @@ def seen_of(layout: Layout) -> dict[str, Any] | None:
     framework = layout.plan.framework
     for name in (f"{framework} {release_name(layout.plan.release) or framework}", framework):
         if generation in seen.get(name, {}):
-            found: dict[str, object] = seen[name][generation]
-            return found
+            measured: dict[str, object] = seen[name][generation]
+            return measured
     return None

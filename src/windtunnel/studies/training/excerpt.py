@@ -65,8 +65,10 @@ def _intervals(step: LoweredStep, timeline: Timeline, shown: NDArray[np.int64]) 
     label, category = graph.label[shown], graph.category[shown]
     start, end = timeline.start_ns[shown], timeline.end_ns[shown]
 
-    def made() -> list[Interval]:
-        said = ["compute" if name.startswith("segment ") else name.removeprefix("exposed ") for name in categories]
+    def intervals() -> list[Interval]:
+        category_names = [
+            "compute" if name.startswith("segment ") else name.removeprefix("exposed ") for name in categories
+        ]
         columns = zip(
             program.tolist(),
             stream.tolist(),
@@ -77,11 +79,11 @@ def _intervals(step: LoweredStep, timeline: Timeline, shown: NDArray[np.int64]) 
             strict=True,
         )
         return [
-            Interval(rank, STREAMS[stream], label, said[category], start, end)
+            Interval(rank, STREAMS[stream], label, category_names[category], start, end)
             for rank, stream, label, category, start, end in columns
         ]
 
-    return made
+    return intervals
 
 
 def _labels(step: LoweredStep, shown: NDArray[np.int64]) -> Callable[[list[str]], list[str]]:
@@ -96,30 +98,30 @@ def _labels(step: LoweredStep, shown: NDArray[np.int64]) -> Callable[[list[str]]
     passes = _pass_labels(schedule, np.maximum(action, 0))
     sources = schedule.rank[np.maximum(action, 0)]
 
-    def made(names: list[str]) -> list[str]:
-        found = []
+    def labels_of(names: list[str]) -> list[str]:
+        labels = []
         for name, is_pass, own, source in zip(names, part.tolist(), passes(), sources.tolist(), strict=True):
             text = own if is_pass else name
             if not is_pass and name == "send":
                 text = f"send {own}"
             elif not is_pass and name == "receive":
                 text = f"receive {own} from stage {source}"
-            found.append(text)
-        return found
+            labels.append(text)
+        return labels
 
-    return made
+    return labels_of
 
 
 def _pass_labels(schedule: Schedule, actions: NDArray[np.int64]) -> Callable[[], list[str]]:
     kind, micro_batch, chunk = schedule.kind[actions], schedule.micro_batch[actions], schedule.chunk[actions]
     several = schedule.chunks > 1
 
-    def made() -> list[str]:
-        words = {int(one): one.words.replace("-", " ") for one in Kind}
+    def labels() -> list[str]:
+        words = {int(direction): direction.words.replace("-", " ") for direction in Kind}
         columns = zip(kind.tolist(), micro_batch.tolist(), chunk.tolist(), strict=True)
         return [f"{words[k]} mb {number}" + (f" chunk {piece}" if several else "") for k, number, piece in columns]
 
-    return made
+    return labels
 
 
 def _gaps(

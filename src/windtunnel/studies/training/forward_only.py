@@ -34,13 +34,13 @@ def with_forward_passes(layout: Layout, step: LoweredStep, classes: list[ClassTi
     times = 1 if alone else BEFORE[layout.plan.task]
     if not times:
         return classes, 0
-    one, stages, class_times = forward_ns(layout, step), _stages_ns(layout, step), []
-    total = times * one
-    for rank, (own, held) in enumerate(zip(classes, step.schedule.virtual_stage, strict=True)):
+    pass_ns, stages, class_times = forward_ns(layout, step), _stages_ns(layout, step), []
+    total = times * pass_ns
+    for rank, (own, places) in enumerate(zip(classes, step.schedule.virtual_stage, strict=True)):
         parts = dict.fromkeys(own.spent_ns, 0) if alone else dict(own.spent_ns)
         busy = min(total, round(times * layout.micro_batches * float(stages[rank])))
         split: dict[str, float] = {"memory-bound": _softmax_ns(layout) if rank == len(stages) - 1 else 0.0}
-        for place in held:
+        for place in places:
             for name, ns in step.segments[step.segment_of[place, Kind.FORWARD]].breakdown_ns.items():
                 key = "waiting inside a pass" if name == "idle" else name
                 split[key] = split.get(key, 0.0) + ns
@@ -54,7 +54,7 @@ def with_forward_passes(layout: Layout, step: LoweredStep, classes: list[ClassTi
 def _stages_ns(layout: Layout, step: LoweredStep) -> np.typing.NDArray[np.float64]:
     """Of one micro-batch on each rank of the pipeline."""
     forwards = [step.segments[number].duration_ns for number in step.segment_of[:, Kind.FORWARD]]
-    stages = np.array([float(sum(forwards[place] for place in held)) for held in step.schedule.virtual_stage])
+    stages = np.array([float(sum(forwards[place] for place in places)) for places in step.schedule.virtual_stage])
     stages[-1] += _softmax_ns(layout)
     return stages
 

@@ -39,7 +39,7 @@ def inside_passes(
     segments = [step.segments[kind] for kind in kinds[places].tolist()]
     columns = (graph.program[ops].tolist(), schedule.stage_of[actions].tolist(), start.tolist(), end.tolist())
 
-    def made() -> list[Interval]:
+    def intervals_inside() -> list[Interval]:
         intervals: list[Interval] = []
         for segment, rank, stage, begins, ends in zip(segments, *columns, strict=True):
             names = _names(layout, stage, segment)
@@ -53,7 +53,7 @@ def inside_passes(
             intervals += rows
         return intervals
 
-    return made
+    return intervals_inside
 
 
 def _moved(segment: Segment, start: int, end: int, a: int, b: int) -> tuple[int, int]:

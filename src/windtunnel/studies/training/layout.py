@@ -71,9 +71,11 @@ class Layout:
     def defaults(self) -> tuple[str, ...]:
         """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in self.model.distinct_layers())
-        said = _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        entries = _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
         return (
-            (*said, f"{self.predicts_ahead} layer of multi-token prediction trained") if self.predicts_ahead else said
+            (*entries, f"{self.predicts_ahead} layer of multi-token prediction trained")
+            if self.predicts_ahead
+            else entries
         )
 
     @property
@@ -118,8 +120,8 @@ class Layout:
     @property
     def holds_low_precision(self) -> bool:
         """Whether parameters are kept in the GEMMs' format only."""
-        asked = self.asked.fp8_parameters
-        return self.habits.own_low_precision and self.plan.precision in PARAMETER_FORMATS if asked is None else asked
+        choice = self.asked.fp8_parameters
+        return self.habits.own_low_precision and self.plan.precision in PARAMETER_FORMATS if choice is None else choice
 
     @property
     def casts_weights(self) -> bool:
@@ -239,7 +241,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     """Fill the blanks of a plan and check it. Raises LayoutError or SpecError on what cannot run anywhere."""
     if not model.layers:
         raise SpecError("layers", 0, "the model needs at least one layer")
-    asked, habits = plan, HABITS[plan.framework]
+    original, habits = plan, HABITS[plan.framework]
     changes = _filled(plan, habits)
     if habits.pure_precision:
         changes |= _pure(plan)
@@ -294,7 +296,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     return Layout(
         model=model,
         cluster=cluster,
-        asked=asked,
+        asked=original,
         plan=plan,
         habits=habits,
         dp=dp,
@@ -350,7 +352,7 @@ def _pure(plan: Plan) -> dict[str, object]:
 
 
 def _said(
-    habits: Habits, changes: Mapping[str, object], asked: Plan, schedule: str, etp: int | None
+    habits: Habits, changes: Mapping[str, object], plan: Plan, schedule: str, etp: int | None
 ) -> tuple[str, ...]:  # fmt: skip
     """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
     idle = {"fp8_parameters", "cuda_graphs", "overlap_ep"}
@@ -358,14 +360,14 @@ def _said(
         idle |= {"account_for_embedding"}
     if changes.get("fp8_parameters"):
         idle -= {"fp8_parameters"}
-    if asked.tp == 1:
+    if plan.tp == 1:
         idle |= {"sequence_parallel", "overlap_tp", "overlap_tp_backward"}
-    if asked.pp == 1:
+    if plan.pp == 1:
         idle |= {"overlap_p2p"}
     shown = {field: value for field, value in changes.items() if field not in idle}
-    if asked.schedule is None and asked.pp > 1:
+    if plan.schedule is None and plan.pp > 1:
         shown["schedule"] = schedule
-    if asked.etp is None and etp is not None and asked.tp > 1:
+    if plan.etp is None and etp is not None and plan.tp > 1:
         shown["etp"] = etp
     return (f"habits of {habits.title}", *(f"{field} {_word(value)}" for field, value in shown.items()))
 

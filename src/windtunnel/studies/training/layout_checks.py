@@ -68,12 +68,12 @@ FLOPS_KEPT = 64
 
 def _flops_per_token(model: Model, seq_len: int) -> float:
     """Of a forward pass, remembered by the identity of the model, which is kept."""
-    found = _FLOPS.get((id(model), seq_len))
-    if found is None:
-        found = _FLOPS[id(model), seq_len] = (model, model.forward_flops_per_token(seq_len))
+    entry = _FLOPS.get((id(model), seq_len))
+    if entry is None:
+        entry = _FLOPS[id(model), seq_len] = (model, model.forward_flops_per_token(seq_len))
         while len(_FLOPS) > FLOPS_KEPT:
             _FLOPS.popitem(last=False)
-    return found[1]
+    return entry[1]
 
 
 def check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> None:

@@ -54,20 +54,24 @@ class Staged:
         """Of each pipeline rank, on its own type."""
         step, end_ns = self.simulated.step, self.simulated.timeline.end_ns
         stage_memories: list[StageMemory] = []
-        for number, (layout, held) in enumerate(zip(self.layouts, self.pieces, strict=True)):
-            here = [rank for rank, one in enumerate(self.type_of) if one == number]
-            usable, needs = layout.cluster.gpu.usable_memory_bytes, ranks_peak_bytes(layout, held, step.schedule)
-            for one in memory_of(layout, held, step, end_ns, here):
+        for number, (layout, pieces) in enumerate(zip(self.layouts, self.pieces, strict=True)):
+            here = [rank for rank, type_number in enumerate(self.type_of) if type_number == number]
+            usable, needs = layout.cluster.gpu.usable_memory_bytes, ranks_peak_bytes(layout, pieces, step.schedule)
+            for stage_memory in memory_of(layout, pieces, step, end_ns, here):
                 # A rank that fits is told as it is, whatever the others of its type would need.
-                fits = needs[one.stage] <= usable
-                own = replace(one, device_bytes=needs[one.stage], gives_back=False) if fits else one
+                fits = needs[stage_memory.stage] <= usable
+                own = (
+                    replace(stage_memory, device_bytes=needs[stage_memory.stage], gives_back=False)
+                    if fits
+                    else stage_memory
+                )
                 stage_memories.append(replace(own, capacity_bytes=usable))
         return tuple(sorted(stage_memories, key=lambda stage_memory: stage_memory.stage))
 
 
 def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
     """The step of a plan whose stages follow the types. Raises LayoutError where a stage would lie on two types."""
-    layouts = tuple(resolve(model, one, plan) for one in cluster.clusters_on_own_network())
+    layouts = tuple(resolve(model, uniform, plan) for uniform in cluster.clusters_on_own_network())
     type_of = stages_of(layouts[0], cluster)
     layout = layouts[0]
     chosen = layout.schedule_table()
@@ -81,14 +85,14 @@ def of_all_types(
     plan: Plan,
     predict: Predict,
     by_stage: ByStage,
-    named: tuple[object, object],
+    inputs: tuple[object, object],
 ) -> Result:
     """The faster of what replicas and stages on one type each give. Raises LayoutError where neither can be.
 
-    `named`: model and cluster as they were given, for the command that asks again.
+    `inputs`: model and cluster as they were given, for the command that asks again.
     """
     layout = resolve(model, cluster.clusters_on_slowest_network()[0], plan)
-    found, refusals = [], []
+    results, refusals = [], []
     ways: tuple[tuple[Callable[[Layout, MixedCluster], object], Callable[[], Result]], ...] = (
         (check_lies_on_one, lambda: _by_replica(model, cluster, plan, predict)),
         (stages_of, lambda: _by_stage(model, cluster, plan, by_stage)),
@@ -99,38 +103,37 @@ def of_all_types(
         except LayoutError as error:
             refusals.append(error)
         else:
-            found.append(placed())
-    if not found:
+            results.append(placed())
+    if not results:
         raise refusals[0]
-    best = min(found, key=lambda result: (result.status != "ok", result.step_time_ns))
-    given = (named[0], _as_named(named[1], cluster))
-    question = question_by(model, layout.cluster, plan, CALM, given)
+    best = min(results, key=lambda result: (result.status != "ok", result.step_time_ns))
+    question = question_by(model, layout.cluster, plan, CALM, (inputs[0], _as_named(inputs[1], cluster)))
     spec = {**best.spec, "mixed": [part.summary_dict() for part in cluster.parts]}
     return replace(best, spec=spec, reproduce=command(question), question=plain(question))
 
 
-def _as_named(given: object, cluster: MixedCluster) -> str | Path:
+def _as_named(original: object, cluster: MixedCluster) -> str | Path:
     """As it was given; else by its name, or as a file that holds what has no name."""
-    if isinstance(given, str | Path):
-        return given
+    if isinstance(original, str | Path):
+        return original
     return cluster.name if parse_mixed(cluster.name) == cluster else Path("cluster.yaml")
 
 
 def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict) -> Result:
     alike = cluster.clusters_on_slowest_network()
-    results = [predict(model, one, plan) for one in alike]
+    results = [predict(model, uniform, plan) for uniform in alike]
     last = max(results, key=lambda result: result.step_time_ns)
     lacking = [result for result in results if result.status != "ok"]
-    shown = max(lacking, key=lambda one: one.peak_memory.device_bytes) if lacking else last
+    shown = max(lacking, key=lambda result: result.peak_memory.device_bytes) if lacking else last
     times = ", ".join(
         f"{part.gpu.name} {result.step_time_s:.4g} s" for part, result in zip(cluster.parts, results, strict=True)
     )
     warning = f"mixed GPU types ({times} each alone): the step is that of the slowest"
     # Who is late in the worst case may be another type than who is late as a rule.
     warnings = dict.fromkeys(word for result in (shown, *results) for word in result.warnings)
-    late = max(one.step_time_p95_ns for one in (shown, *(() if lacking else results)))
-    told = replace(shown, warnings=tuple(warnings), step_time_p95_ns=late)
-    return _of_both(told, cluster, alike[results.index(shown)], plan, warning)
+    late = max(result.step_time_p95_ns for result in (shown, *(() if lacking else results)))
+    result = replace(shown, warnings=tuple(warnings), step_time_p95_ns=late)
+    return _of_both(result, cluster, alike[results.index(shown)], plan, warning)
 
 
 def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, by_stage: ByStage) -> Result:
@@ -141,12 +144,12 @@ def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, by_stage: ByStage
     return _of_both(shown, cluster, own, plan, f"mixed GPU types: pipeline stages, {counts}")
 
 
-def _of_both(shown: Result, cluster: MixedCluster, told: Cluster, plan: Plan, warning: str) -> Result:
-    """A result as on `told`, with shares of the peak and of the rated power of all GPUs together."""
+def _of_both(shown: Result, cluster: MixedCluster, uniform: Cluster, plan: Plan, warning: str) -> Result:
+    """A result as on `uniform`, with shares of the peak and of the rated power of all GPUs together."""
     dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
     peak = sum(part.n_gpus * part.gpu.peak_flops(dtype) for part in cluster.parts)
-    share = cluster.n_gpus * told.gpu.peak_flops(dtype) / peak
-    rated = sum(part.n_gpus * part.gpu.tdp_w for part in cluster.parts) / (cluster.n_gpus * told.gpu.tdp_w)
+    share = cluster.n_gpus * uniform.gpu.peak_flops(dtype) / peak
+    rated = sum(part.n_gpus * part.gpu.tdp_w for part in cluster.parts) / (cluster.n_gpus * uniform.gpu.tdp_w)
     watts = {name: getattr(shown, name) * rated for name in ("gpu_watts", "gpu_watts_p5", "gpu_watts_p95")}
     return replace(
         shown,
@@ -180,7 +183,7 @@ def stages_of(layout: Layout, cluster: MixedCluster) -> tuple[int, ...]:
     Raises LayoutError where a stage, or a piece of the model that two ranks hold, would lie on two types.
     """
     stages, block = layout.plan.pp, layout.cluster.n_gpus // layout.plan.pp
-    found: list[int] = []
+    types: list[int] = []
     for number, part in enumerate(cluster.parts):
         if stages == 1 or part.n_gpus % block:
             raise LayoutError(
@@ -188,9 +191,9 @@ def stages_of(layout: Layout, cluster: MixedCluster) -> tuple[int, ...]:
                 " on two types",
                 "use a pipeline whose stages divide the GPUs of each type",
             )
-        found += [number] * (part.n_gpus // block)
+        types += [number] * (part.n_gpus // block)
     if TRAITS[layout.schedule].both_ways:
         raise LayoutError(f"{layout.schedule} holds each stage twice, so on two types", "use another schedule")
     if any(part.gpu.generation == "cpu" for part in cluster.parts):
         raise LayoutError("stages on CPUs and GPUs together are not predicted", "use GPUs")
-    return tuple(found)
+    return tuple(types)

@@ -103,16 +103,16 @@ def _pass_rows(
 ) -> Iterator[dict[str, object]]:
     plan = step.schedule
     ranks = layout.cluster.n_gpus // plan.stages
-    known: dict[int, list[tuple[int, dict[str, object]]]] = {}
+    rows: dict[int, list[tuple[int, dict[str, object]]]] = {}
     actions = np.stack([plan.rank, plan.stage_of, plan.kind]).astype(np.int64)
     distinct, counts = np.unique(actions, axis=1, return_counts=True)
     for (rank, stage, kind), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
         blocks, number = pieces[stage].blocks, int(step.segment_of[stage, kind])
-        if number not in known:
-            known[number] = _of_pass(layout, pricer, blocks, Kind(kind))
+        if number not in rows:
+            rows[number] = _of_pass(layout, pricer, blocks, Kind(kind))
         layers = iter(layout.virtual_layers[stage])
         of_block = [None if block.is_end or block.tower else next(layers) for block in blocks]
-        for place, row in known[number]:
+        for place, row in rows[number]:
             block = blocks[place]
             end = "embedding" if block.operations[-1].name == "embedding" else "head"
             name = "tower" if block.tower else end if block.is_end else "layer"
@@ -126,13 +126,13 @@ def _of_pass(
     """(block, row) of one pass; launches of one name and source together."""
     noted: list[tuple[int, int, Price]] = []
     graph = build_segment(pricer, blocks, kind, noted).graph
-    found: dict[tuple[int, str, str, str], dict[str, Any]] = {}
+    rows: dict[tuple[int, str, str, str], dict[str, Any]] = {}
     stated = [_bytes_of(layout, block.operations) for block in blocks]
     for op, block, price in noted:
         label = graph.labels[graph.label[op]]
         category = graph.categories[graph.category[op]].removeprefix("exposed ")
         key = (block, label, category, price.source.name.lower())
-        row = found.setdefault(key, {"op": label, "kind": category, "source": key[3], "launches": 0, "bytes": None})
+        row = rows.setdefault(key, {"op": label, "kind": category, "source": key[3], "launches": 0, "bytes": None})
         for name, value in (
             ("launches", 1),
             ("seconds", price.seconds),
@@ -145,13 +145,13 @@ def _of_pass(
             row["bytes"] = (row["bytes"] or 0.0) + float(graph.bytes[op])
         elif row["bytes"] is None:
             row["bytes"] = stated[block].get(label.removeprefix("recompute "))
-    return [(key[0], row) for key, row in found.items()]
+    return [(key[0], row) for key, row in rows.items()]
 
 
 def _bytes_of(layout: Layout, operations: Sequence[Operation]) -> dict[str, float]:
     """Label of a kernel -> bytes that it reads and writes: stated ones of memory ops, operands and result of GEMMs."""
     wide = 4.0 if layout.plan.precision == "fp32" else 2.0
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for op in operations:
         if op.kind == "memory":
             sizes = {op.name: op.forward_bytes, f"{op.name} backward": op.backward_bytes}
@@ -161,30 +161,31 @@ def _bytes_of(layout: Layout, operations: Sequence[Operation]) -> dict[str, floa
             names = (op.name, f"{op.name} backward input", f"{op.name} backward weight")
             inner = ((m * k + k * n, m * n), (m * n + k * n, m * k), (m * k + m * n, n * k))
             sizes = {
-                name: batch * (read * taken + wide * made) for name, (taken, made) in zip(names, inner, strict=True)
+                name: batch * (read * operands + wide * results)
+                for name, (operands, results) in zip(names, inner, strict=True)
             }
         else:
             continue
         for name, size in sizes.items():
-            found[name] = found.get(name, 0.0) + size
-    return found
+            totals[name] = totals.get(name, 0.0) + size
+    return totals
 
 
 def _step_rows(layout: Layout, step: LoweredStep) -> Iterator[dict[str, object]]:
     graph = step.graph
     inside = np.array([name.startswith("segment ") for name in graph.categories])
     program = graph.program
-    found: dict[tuple[int, str, str], dict[str, float]] = {}
+    rows: dict[tuple[int, str, str], dict[str, float]] = {}
     for op in np.flatnonzero(~inside[graph.category] & (step.duration_ns > 0)).tolist():
         rank, label = int(program[op]), graph.labels[graph.label[op]]
         category = graph.categories[graph.category[op]].removeprefix("exposed ")
-        row = found.setdefault((rank, label, category), {"launches": 0, "seconds": 0.0, "flops": 0.0, "bytes": 0.0})
+        row = rows.setdefault((rank, label, category), {"launches": 0, "seconds": 0.0, "flops": 0.0, "bytes": 0.0})
         row["launches"] += 1
         row["seconds"] += float(step.duration_ns[op]) / 1e9
         row["flops"] += float(graph.flops[op])
         row["bytes"] += float(graph.bytes[op])
     ranks = layout.cluster.n_gpus // step.schedule.stages
-    for (rank, label, category), row in found.items():
+    for (rank, label, category), row in rows.items():
         where = {"rank_class": rank, "ranks": ranks, "pass": "step", "layer": None, "block": "", "count": 1}
         price = step.optimizer[rank] if label == "optimizer" else None
         band = (None, None, None) if price is None else (price.p5, price.p95, price.source.name.lower())

@@ -95,21 +95,21 @@ def predict(
     scenario = with_parts(scenario, parts)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
-        given = scenario.router_load is not None or scenario.lengths is not None
-        if scenario.disturbs or scenario.samples or given:
+        has_workload = scenario.router_load is not None or scenario.lengths is not None
+        if scenario.disturbs or scenario.samples or has_workload:
             raise SpecError("cluster", mixed.name, "of several types: disturbances, routers and lengths need one type")
-        named = (model, cluster)
+        inputs = (model, cluster)
         model = model if isinstance(model, Model) else load_model(model)
-        return of_all_types(model, mixed, read_plan(plan), predict, _by_stage, named)
-    named = (model, cluster)
+        return of_all_types(model, mixed, read_plan(plan), predict, _by_stage, inputs)
+    inputs = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
-    settled = read_plan(plan)
-    words = tuple(one if isinstance(one, str) else None for one in named)
-    key = (id(model), cluster, settled, words) if scenario == CALM else None
-    if key is not None and (known := answer_to(key)) is not None:
-        return known
-    layout = resolve(model, cluster, settled)
+    plan = read_plan(plan)
+    words = tuple(word if isinstance(word, str) else None for word in inputs)
+    key = (id(model), cluster, plan, words) if scenario == CALM else None
+    if key is not None and (answer := answer_to(key)) is not None:
+        return answer
+    layout = resolve(model, cluster, plan)
     disturbances = parse_disturbances(scenario, cluster)
     router, lengths, seed = scenario.router_load, scenario.lengths, scenario.seed
     pricer = Pricer(layout)
@@ -140,14 +140,19 @@ def predict(
         )
     # A job runs out of memory in the worst step of a trace, not in its median one.
     steps = (base,) if uneven is None else uneven.steps
-    kept = layout
+    memory_layout = layout
     if layout.plan.task == "forward":  # without gradients a layer leaves nothing, as if it were recomputed
-        kept = replace(layout, plan=layout.plan.with_fields({"recompute": "full"}))
+        memory_layout = replace(layout, plan=layout.plan.with_fields({"recompute": "full"}))
     memory = fullest(
-        memory_of(kept, step.pieces if kept is layout else known_pieces(kept), step.step, step.timeline.end_ns)
+        memory_of(
+            memory_layout,
+            step.pieces if memory_layout is layout else known_pieces(memory_layout),
+            step.step,
+            step.timeline.end_ns,
+        )
         for step in steps
     )
-    question = question_by(model, cluster, layout.asked, disturbances.scenario(router, lengths), named)
+    question = question_by(model, cluster, layout.asked, disturbances.scenario(router, lengths), inputs)
     result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)
     if key is not None:
         remember(key, model, result)
@@ -165,7 +170,9 @@ def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, 
     job = staged(model, cluster, plan)
     memory = job.memory()
 
-    shown = job.type_of[max(memory, key=lambda one: one.device_bytes / one.capacity_bytes).stage]
+    shown = job.type_of[
+        max(memory, key=lambda stage_memory: stage_memory.device_bytes / stage_memory.capacity_bytes).stage
+    ]
     own = tuple(stage_memory for stage_memory in memory if job.type_of[stage_memory.stage] == shown)
     simulated = job.simulated
     pricers = tuple(pricer for number, pricer in enumerate(job.pricers) if number in job.type_of)
@@ -177,7 +184,7 @@ def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, 
 
 def fullest(steps: Iterable[tuple[StageMemory, ...]]) -> tuple[StageMemory, ...]:
     """Each stage's memory in the step that needs most of it."""
-    return tuple(max(stage, key=lambda one: one.device_bytes) for stage in zip(*steps, strict=True))
+    return tuple(max(stage, key=lambda stage_memory: stage_memory.device_bytes) for stage in zip(*steps, strict=True))
 
 
 def _result(
@@ -291,8 +298,8 @@ def _stopped_elsewhere(layout: Layout, reading: Reading) -> str:
 def _held_layers(layout: Layout) -> Iterator[list[Block]]:
     """Blocks of each pipeline rank that are layers."""
     pieces = known_pieces(layout)
-    for held in layout.schedule_table().virtual_stage:
-        yield [block for stage in held for block in pieces[stage].blocks if not block.is_end]
+    for places in layout.schedule_table().virtual_stage:
+        yield [block for stage in places for block in pieces[stage].blocks if not block.is_end]
 
 
 def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:
@@ -303,8 +310,8 @@ def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:
     )
 
 
-def _width(found: Sequence[tuple[str, float, bool]]) -> float:
-    return sum(sigma**2 for _, sigma, _ in found)
+def _width(distances: Sequence[tuple[str, float, bool]]) -> float:
+    return sum(sigma**2 for _, sigma, _ in distances)
 
 
 def _has_experts(layout: Layout) -> bool:

@@ -168,10 +168,10 @@ class Pricer:
         return other
 
     def _once(self, op: Operation, role: str, price: Callable[[Operation], Price]) -> Price:
-        known = self._ops.get((id(op), role))
-        if known is None:
-            known = self._ops[id(op), role] = (op, price(op))
-        return known[1]
+        entry = self._ops.get((id(op), role))
+        if entry is None:
+            entry = self._ops[id(op), role] = (op, price(op))
+        return entry[1]
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
@@ -260,10 +260,10 @@ class Pricer:
 
     def moved(self, bytes_total: float) -> Price:
         """An element-wise kernel that moves so many bytes."""
-        known = self._moved.get(bytes_total)
-        if known is None:
-            known = self._moved[bytes_total] = self._moved_once(bytes_total)
-        return known
+        price = self._moved.get(bytes_total)
+        if price is None:
+            price = self._moved[bytes_total] = self._moved_once(bytes_total)
+        return price
 
     def _moved_once(self, bytes_total: float) -> Price:
         if self.calibrated is not None:
@@ -301,8 +301,8 @@ class Pricer:
 
     def transfer(self, transfer: Transfer, skew: float = 1.0) -> tuple[Price, str]:
         """A collective alone on its links, its busiest rank with `skew` times the bytes, and its network tier."""
-        known = self._transfers.get((transfer, skew))
-        if known is None:
+        entry = self._transfers.get((transfer, skew))
+        if entry is None:
             group = self.layout.group(transfer.group)
             price = collective(transfer.kind, int(transfer.bytes_total * skew), group, self.layout.cluster)
             if transfer.kind == "all_to_all" and transfer.group == "ep":
@@ -318,8 +318,8 @@ class Pricer:
                 price = self._between_racks(transfer, price)
             if (transfer.kind, transfer.group) == ("all_gather", "tp"):
                 price = price.scaled(self._links_left_idle(group))
-            known = self._transfers[transfer, skew] = (price, tier(group))
-        return known
+            entry = self._transfers[transfer, skew] = (price, tier(group))
+        return entry
 
     def _links_left_idle(self, group: Group) -> float:
         """Links to all of a group over those in use where chunks go from neighbour to neighbour beside a product.

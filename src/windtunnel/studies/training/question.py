@@ -127,7 +127,7 @@ def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart
     """A cluster with what `--set cluster.KEY=VALUE` says of it. Raises SpecError that names the setting."""
     data: dict[str, object] = {"cluster": cluster}
     try:
-        given = set_paths(
+        written = set_paths(
             data, Predict, {name: value for name, value in changes.items() if name.startswith("cluster.")}
         )
     except SpecError as error:
@@ -135,8 +135,8 @@ def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart
     try:
         return read_part(ClusterPart, data["cluster"])
     except SpecError as error:
-        named = as_given(f"cluster.{error.field}", given)
-        raise SpecError(named, changes.get(named, error.value), error.remedy, "--set") from None
+        setting = as_given(f"cluster.{error.field}", written)
+        raise SpecError(setting, changes.get(setting, error.value), error.remedy, "--set") from None
 
 
 def states_model(word: str) -> bool:
@@ -162,8 +162,8 @@ def _built(native: Native) -> Model:
     if isinstance(native.model, str):
         return load_model(native.model)
     if native.model is None:
-        named = next((word for word in native.unknown if word.startswith("the model ")), "")
-        text = f"{named} is not in the catalogue" if named else "this file states none that is known"
+        model_word = next((word for word in native.unknown if word.startswith("the model ")), "")
+        text = f"{model_word} is not in the catalogue" if model_word else "this file states none that is known"
         raise SpecError("model", None, f"{text}: name one, and give this file as --plan", native.where)
     sizes = dict(native.model)
     if sizes.get("vocab") is None:
@@ -240,15 +240,15 @@ def _sizes(model: Model) -> dict[str, int]:
 
 
 def question_by(
-    model: Model, cluster: Cluster, plan: Plan, scenario: Scenario, given: tuple[object, object]
+    model: Model, cluster: Cluster, plan: Plan, scenario: Scenario, inputs: tuple[object, object]
 ) -> Predict:
-    """The question that was answered. `given`: model and cluster as `predict` got them.
+    """The question that was answered. `inputs`: model and cluster as `predict` got them.
 
     What was named is named the same way. A model or cluster that came as an object is looked up in the catalogue by its
     name, with what differs from there. What neither has (a model from a mapping) is named as a file, `NAME.json`: save
     the mapping that was given there.
     """
-    model_word, cluster_word = _word(given[0]), _word(given[1])
+    model_word, cluster_word = _word(inputs[0]), _word(inputs[1])
     return Predict(
         model=_model_part(model) if model_word is None else ModelPart(base=model_word),
         cluster=_cluster_part(cluster) if cluster_word is None else ClusterPart(base=cluster_word),
@@ -295,7 +295,7 @@ def _cluster_part(cluster: Cluster) -> ClusterPart:
             return ClusterPart(base=text)
     if not bases:
         return ClusterPart(base=f"{cluster.name}.yaml")
-    text, base = min(bases, key=lambda found: len(list(_differences(found[1], cluster))))
+    text, base = min(bases, key=lambda candidate: len(list(_differences(candidate[1], cluster))))
     return read_part(ClusterPart, {"base": text, **nested(dict(_differences(base, cluster)))})
 
 

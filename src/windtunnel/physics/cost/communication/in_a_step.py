@@ -36,5 +36,5 @@ def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> InA
 def _on_line(sizes: NDArray[np.int64], seconds: NDArray[np.float64], bytes_total: float) -> float:
     order = np.argsort(sizes, kind="stable")
     x, y = sizes[order].astype(np.float64), isotonic(seconds[order], 0)
-    found = float(np.interp(bytes_total, x, y))
-    return found * max(1.0, bytes_total / float(x[-1]))
+    time_s = float(np.interp(bytes_total, x, y))
+    return time_s * max(1.0, bytes_total / float(x[-1]))

@@ -122,8 +122,8 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
     """
     ups, nets = constants["scale_up"], constants["networks"]
     generation = SAME_NVLINK.get(links.generation, links.generation)
-    known = links.up_protocol == "nvlink" and generation in ups
-    up = ups[generation] if known else ups["generic"]
+    measured_up = links.up_protocol == "nvlink" and generation in ups
+    up = ups[generation] if measured_up else ups["generic"]
     by_generation = nets.get(links.net_protocol, nets["generic"])
     net = {**by_generation["default"], **by_generation.get(links.generation, {})}
     slower = links.up_latency_s - up["reference_latency_us"] * 1e-6
@@ -157,7 +157,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
         tree_of_two=net.get("tree_of_two", 1.0),
         nvls_tree_most=net.get("nvls_tree_most", math.inf),
-        measured_up=known,
+        measured_up=measured_up,
         measured_net=links.net_protocol in nets and links.net_protocol != "generic",
     )
 
@@ -183,9 +183,9 @@ def candidates(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> l
 
 def chosen(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     """The candidate that NCCL would run: the fastest, but for large all-reduces across SHARP domains the NVLS tree."""
-    found = candidates(kind, bytes_total, shape, fabric)
-    last = best = found[-1]
-    for cost in found:
+    costs = candidates(kind, bytes_total, shape, fabric)
+    last = best = costs[-1]
+    for cost in costs:
         if cost.seconds < best.seconds:
             best = cost
     if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= NVLS_TREE_FROM_BYTES:
@@ -270,14 +270,14 @@ def _direct(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list
         to_network = bytes_total * (n - k) / n
         peers, mesh = n - 1.0, _mesh(k, fabric)
     wire = to_network * fabric.nic_seconds_per_byte * share
-    found = []
+    costs = []
     for protocol in fabric.direct:
         latency = protocol.base_s + peers * protocol.hop_s
         if m > 1:
             latency += protocol.ring_step_s + fabric.nic_latency_s
         intra = to_domain * protocol.seconds_per_byte * mesh
-        found.append(_cost("direct", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
-    return found
+        costs.append(_cost("direct", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
+    return costs
 
 
 def _expert_parallel(bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:

@@ -43,11 +43,11 @@ Curves = dict[tuple[str, int], Curve]  # by (kind, number of GPUs)
 @lru_cache(maxsize=32)
 def load(system: str) -> Curves:
     """The curves of one aiconfigurator system name ("h100_sxm"); empty where there are none."""
-    found = package_data()
-    if found is None or not (folder := found[0] / system / "comm" / "nccl").is_dir():
+    package = package_data()
+    if package is None or not (folder := package[0] / system / "comm" / "nccl").is_dir():
         return {}
     arrays = cached_arrays(
-        f"nccl-{system}-{found[1]}-f{FORMAT_VERSION}.npz",
+        f"nccl-{system}-{package[1]}-f{FORMAT_VERSION}.npz",
         lambda: {f"{kind}/{n_gpus}": np.array([*curve]) for (kind, n_gpus), curve in compact(folder).items()},
     )
     curves: Curves = {}
@@ -65,12 +65,12 @@ def compact(folder: Path) -> Curves:
     for path in sorted(folder.glob("*/nccl_perf.parquet"), key=lambda path: version_order(path.parent.name)):
         names = ["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"]
         columns = parquet.ParquetFile(path).read(columns=names).to_pydict()
-        found: dict[tuple[str, int], dict[float, list[float]]] = {}
+        latencies: dict[tuple[str, int], dict[float, list[float]]] = {}
         for op, dtype, n_gpus, elements, latency_ms in zip(*(columns[name] for name in names), strict=True):
             if dtype == "half" and op in KIND_OF_OP and latency_ms > 0:
-                sizes = found.setdefault((KIND_OF_OP[op], int(n_gpus)), {})
+                sizes = latencies.setdefault((KIND_OF_OP[op], int(n_gpus)), {})
                 sizes.setdefault(2.0 * float(elements), []).append(float(latency_ms) * 1e-3)
-        curves = {key: _curve(sizes) for key, sizes in found.items()}
+        curves = {key: _curve(sizes) for key, sizes in latencies.items()}
         if len(curves) >= len(best):
             best = curves
     return best

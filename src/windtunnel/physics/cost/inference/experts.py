@@ -115,7 +115,7 @@ def _nearest_experts(engine: Engine, layer: Experts) -> Experts | None:
     """
     shapes = ("hidden_size", "inter_size", "topk", "num_experts")
     where = (("moe_dtype", MOE_NAMES.get(layer.dtype, "bfloat16")),)
-    found = [
+    layers = [
         layer._replace(hidden=kind[0], inter=kind[1], topk=kind[2], experts=kind[3], ep=1)
         for _, path in measured.tables(engine.gpu.kernel_tables, "moe", "moe_perf", engine.framework)
         for kind in measured.distinct(path, shapes, where)
@@ -126,7 +126,7 @@ def _nearest_experts(engine: Engine, layer: Experts) -> Experts | None:
         sizes = (experts.hidden / layer.hidden, experts.inter / layer.inter, shared)
         return sum(abs(math.log(ratio)) for ratio in sizes)
 
-    return min(found, key=unlike, default=None)
+    return min(layers, key=unlike, default=None)
 
 
 def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
@@ -160,13 +160,13 @@ def _experts_in_tables(engine: Engine, layer: Experts) -> Curve | None:
                 return timed[1]
     blackwell = engine.gpu.generation.startswith("blackwell")
     before = EIGHT_BIT_TOKENS.get((engine.framework, layer.dtype), name) if blackwell else name
-    found = (
+    matches = (
         timed
         for path, source in _expert_tables(engine, name)
         for wanted in dict.fromkeys((before, name, "fp8_block" if name == "fp8" else name))
         if (timed := _timed_in(path, source, wanted, layer)) is not None
     )
-    first = next(found, None)
+    first = next(matches, None)
     if first is None or name != "fp8":
         return None if first is None else first[1]
     system = engine.gpu.kernel_tables
@@ -174,7 +174,7 @@ def _experts_in_tables(engine: Engine, layer: Experts) -> Curve | None:
     others = [_timed_in(path, (), "fp8", layer) for path in own]
     by_blocks = measured.tables(system, "moe", "moe_perf", "sglang")
     others += [_timed_in(path, (), "fp8_block", layer) for _, path in by_blocks]
-    like = [one[1] for one in (first, *others) if one is not None and one[0] <= first[0]]
+    like = [match[1] for match in (first, *others) if match is not None and match[0] <= first[0]]
     return fastest(like)
 
 
@@ -199,8 +199,8 @@ def _timed_in(
     sizes = [kind for kind in kinds if kind[2] == fall] or list(kinds)
     for chosen in sorted(sizes, key=lambda kind: (unlike(kind), kind[2])):
         rows = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
-        found = measured.rows(path, ("num_tokens", "latency"), rows)
-        line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
+        columns = measured.rows(path, ("num_tokens", "latency"), rows)
+        line = curve(columns["num_tokens"].astype(float), columns["latency"] * 1e-3)
         if len(line.nodes) >= LEAST_SIZES:
             break
     else:
@@ -247,15 +247,15 @@ def _work_of(tokens: float, layer: Experts) -> tuple[float, float]:
 
 def _multiplied(gpu: Gpu, dtype: str) -> str:
     """What the matrix units multiply experts of this format in."""
-    held = GEMM_DTYPE.get(dtype, dtype)
-    return held if gpu.supports(held) else "bf16"
+    product_dtype = GEMM_DTYPE.get(dtype, dtype)
+    return product_dtype if gpu.supports(product_dtype) else "bf16"
 
 
 def _experts_s(engine: Engine, tokens: float, layer: Experts) -> float:
     """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
     bytes_total, flops = _work_of(tokens, layer)
-    held = _multiplied(engine.gpu, layer.dtype)
-    rate, efficiency = engine.gpu.peak_flops(held), roofline.gemm_efficiency(engine.gpu, held).peak
+    product_dtype = _multiplied(engine.gpu, layer.dtype)
+    rate, efficiency = engine.gpu.peak_flops(product_dtype), roofline.gemm_efficiency(engine.gpu, product_dtype).peak
     launch = 4 * roofline.launch_floor_s()  # sort, two grouped products, sum
     read_s = bytes_total / roofline.streamed_bytes_per_s(engine.gpu)
     return launch + max(read_s, flops / (rate * efficiency * 0.7))

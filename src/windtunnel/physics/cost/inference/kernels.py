@@ -272,9 +272,9 @@ def _streamed(gpu: Gpu, bytes_per_token: float, flops_per_token: float = 0.0) ->
 def _flat_beyond(table: Surface, window: int) -> Surface:
     """A kernel timed with its window: contexts beyond that and beyond the last that was timed add nothing."""
     longer = []
-    for one in table.curves:
-        nodes = tuple(sorted({*one.nodes, float(window)}))
-        seconds = tuple(one.at(n) for n in nodes)
+    for line in table.curves:
+        nodes = tuple(sorted({*line.nodes, float(window)}))
+        seconds = tuple(line.at(n) for n in nodes)
         longer.append(Curve((*nodes, FAR_CONTEXT), (*seconds, seconds[-1])))
     return Surface(table.batches, tuple(longer))
 
@@ -282,10 +282,10 @@ def _flat_beyond(table: Surface, window: int) -> Surface:
 def _windowed(table: Surface, window: int) -> Surface:
     """A cache of which at most `window` tokens are read."""
     capped = []
-    for one in table.curves:
-        nodes = sorted({*(n for n in one.nodes if n < window), float(window)})
-        end = one.at(window)
-        capped.append(Curve((*nodes, float(1 << 22)), (*(one.at(n) for n in nodes), end)))
+    for line in table.curves:
+        nodes = sorted({*(n for n in line.nodes if n < window), float(window)})
+        end = line.at(window)
+        capped.append(Curve((*nodes, float(1 << 22)), (*(line.at(n) for n in nodes), end)))
     return Surface(table.batches, tuple(capped))
 
 
@@ -296,11 +296,11 @@ DTYPES = ("fp8", "fp8_block", "nvfp4")
 @lru_cache(maxsize=16)
 def quantised_grids(system: str) -> dict[str, LogGrid]:
     """Per dtype: log seconds over log m, n, k; empty where there are no tables."""
-    found = package_data()
-    if found is None or not (found[0] / system / "gemm").is_dir():
+    package = package_data()
+    if package is None or not (package[0] / system / "gemm").is_dir():
         return {}
-    name = f"serving-gemm-{system}-{found[1]}-f{FORMAT_VERSION}.npz"
-    return _grids(cached_arrays(name, lambda: _compacted(found[0] / system)))
+    name = f"serving-gemm-{system}-{package[1]}-f{FORMAT_VERSION}.npz"
+    return _grids(cached_arrays(name, lambda: _compacted(package[0] / system)))
 
 
 def gemm_s(grid: LogGrid, m: float, n: float, k: float) -> float:

@@ -48,8 +48,8 @@ def paths(system: str, operation: str, name: str, framework: str, release: str =
 
 def every(system: str, operation: str, name: str, framework: str) -> list[Path]:
     """A framework's own table of each version, newest first."""
-    found = package_data()
-    folder = Path() if found is None else found[0] / system / operation / framework
+    package = package_data()
+    folder = Path() if package is None else package[0] / system / operation / framework
     return sorted(folder.glob(f"*/{name}.parquet"), key=lambda at: version_order(at.parent.name), reverse=True)
 
 
@@ -77,20 +77,20 @@ def _column(path: Path, name: str) -> Coded:
 
 def _read(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> list[Coded]:
     """Some columns of the rows that `where` chooses."""
-    found = {name: _column(path, name) for name in dict.fromkeys((*columns, *(name for name, _ in where)))}
-    keep = np.ones(len(found[columns[0]][1]), bool)
+    coded = {name: _column(path, name) for name in dict.fromkeys((*columns, *(name for name, _ in where)))}
+    keep = np.ones(len(coded[columns[0]][1]), bool)
     for name, value in where:
-        known, codes = found[name]
-        place = np.flatnonzero(known == value)
+        values, codes = coded[name]
+        place = np.flatnonzero(values == value)
         keep &= codes == place[0] if len(place) else False
-    return [(found[name][0], found[name][1][keep]) for name in columns]
+    return [(coded[name][0], coded[name][1][keep]) for name in columns]
 
 
 @lru_cache(maxsize=256)
 def rows(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> Columns:
     """`columns` of the rows whose other columns have the values in `where`."""
-    found = zip(columns, _read(path, columns, where), strict=True)
-    return {name: np.asarray(values[codes].tolist()) for name, (values, codes) in found}
+    coded = zip(columns, _read(path, columns, where), strict=True)
+    return {name: np.asarray(values[codes].tolist()) for name, (values, codes) in coded}
 
 
 @lru_cache(maxsize=256)
@@ -98,13 +98,13 @@ def distinct(
     path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]
 ) -> tuple[tuple[Any, ...], ...]:
     """The combinations of `columns` that occur, sorted."""
-    found = _read(path, columns, where)
-    shape = tuple(len(values) for values, _ in found)
-    place = np.zeros(len(found[0][1]), np.int64)  # of each row among all combinations: 200,000 rows have some 100
-    for values, codes in found:
+    coded = _read(path, columns, where)
+    shape = tuple(len(values) for values, _ in coded)
+    place = np.zeros(len(coded[0][1]), np.int64)  # of each row among all combinations: 200,000 rows have some 100
+    for values, codes in coded:
         place = place * len(values) + codes
     kinds = np.unravel_index(np.unique(place), shape) if len(place) else ()
-    columns_of = ([values[at] for at in of] for (values, _), of in zip(found, kinds, strict=False))
+    columns_of = ([values[at] for at in of] for (values, _), of in zip(coded, kinds, strict=False))
     return tuple(sorted(zip(*columns_of, strict=True)))
 
 

@@ -87,8 +87,8 @@ def fastest(curves: Sequence[Curve]) -> Curve:
     """The least of several at every size that any of them was timed at."""
     if len(curves) == 1:
         return curves[0]
-    nodes = tuple(sorted({node for one in curves for node in one.nodes}))
-    return Curve(nodes, tuple(min(one.at(node) for one in curves) for node in nodes))
+    nodes = tuple(sorted({node for line in curves for node in line.nodes}))
+    return Curve(nodes, tuple(min(line.at(node) for line in curves) for node in nodes))
 
 
 def surface(batches: Array, contexts: Array, seconds: Array) -> Surface:
@@ -97,16 +97,16 @@ def surface(batches: Array, contexts: Array, seconds: Array) -> Surface:
     curves = [curve(contexts[batches == row], seconds[batches == row]) for row in rows]
     floor: Curve | None = None
     risen: list[Curve] = []
-    for one in curves:
+    for line in curves:
         below = floor
         if below is not None:
-            one = Curve(
-                one.nodes,
+            line = Curve(
+                line.nodes,
                 tuple(
                     max(s, below.at(n)) if n <= below.nodes[-1] else s
-                    for n, s in zip(one.nodes, one.seconds, strict=True)
+                    for n, s in zip(line.nodes, line.seconds, strict=True)
                 ),
             )
-        risen.append(one)
-        floor = one
+        risen.append(line)
+        floor = line
     return Surface(tuple(map(float, rows)), tuple(risen))

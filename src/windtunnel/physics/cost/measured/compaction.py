@@ -168,8 +168,8 @@ def gemm_grid(cubes: list[Array], axes: Axes) -> tuple[Array, list[list[tuple[fl
         hidden = checkerboard(grid.shape[1:]) == part
         estimate = gemm_without(middle, axes, hidden)
         held_out[:, hidden] = estimate[:, hidden]
-    known = judged & ~np.isnan(stack)
-    return grid, [_bands(stack - reference, grid, known) for reference in (grid, held_out)]
+    compared = judged & ~np.isnan(stack)
+    return grid, [_bands(stack - reference, grid, compared) for reference in (grid, held_out)]
 
 
 def median_grid(cubes: list[Array], axes: Axes) -> Array:
@@ -242,8 +242,8 @@ def fastest_rows(rows: dict[str, Array]) -> dict[str, Array]:
     for column, number in enumerate(kernels):
         mine = np.flatnonzero(rows["kernel"] == number)
         order = mine[np.lexsort([rows["log_time"][mine], group[mine]])]
-        found, start, count = np.unique(group[order], return_index=True, return_counts=True)
-        medians[found, column] = rows["log_time"][order][start + count // 2]
+        groups, start, count = np.unique(group[order], return_index=True, return_counts=True)
+        medians[groups, column] = rows["log_time"][order][start + count // 2]
     winner = kernels[medians.argmin(axis=1)]
     keep = rows["kernel"] == winner[group]
     return {name: values[keep] for name, values in rows.items()}
@@ -274,14 +274,19 @@ def attention_table(rows: dict[str, Array]) -> tuple[Array, Array, Array, list[l
     head_dims, lengths = np.unique(rows["head_dim"]), np.unique(rows["isl"])
     grid = attention_grid(rows, head_dims, lengths)
     errors = rows["log_time"] - grid_at(grid, head_dims, lengths, rows)
-    held = np.full(errors.shape, np.nan)
+    held_out = np.full(errors.shape, np.nan)
     for part in (0, 1):
         hidden = head_split(rows) == part
-        kept = {name: values[~hidden] for name, values in rows.items()}
-        estimate = grid_at(attention_grid(kept, head_dims, lengths), head_dims, lengths, rows)
-        held[hidden] = (rows["log_time"] - estimate)[hidden]
+        rest = {name: values[~hidden] for name, values in rows.items()}
+        estimate = grid_at(attention_grid(rest, head_dims, lengths), head_dims, lengths, rows)
+        held_out[hidden] = (rows["log_time"] - estimate)[hidden]
     everywhere = np.ones(errors.shape, dtype=bool)
-    return grid, head_dims, lengths, [_bands(found, rows["log_time"], everywhere) for found in (errors, held)]
+    return (
+        grid,
+        head_dims,
+        lengths,
+        [_bands(differences, rows["log_time"], everywhere) for differences in (errors, held_out)],
+    )
 
 
 def head_split(rows: dict[str, Array]) -> NDArray[np.int64]:

@@ -78,8 +78,8 @@ def fit(terms: Array, features: Array, seconds: Array, spread: Array) -> Fit:
     own = (spread / amplitude) ** 2  # a point that scattered by itself says less of its neighbours
     some = slice(None, None, -(-len(seconds) // _MOST))  # enough to choose by, and quick where points are many
     choices = [(reach, noise) for reach in _REACHES for noise in _NOISES]
-    tried = [_kriged(distance[some, some], residuals[some], own[some], *choice) for choice in choices]
-    reach, noise = choices[int(np.argmax([likelihood for likelihood, *_ in tried]))]
+    fits = [_kriged(distance[some, some], residuals[some], own[some], *choice) for choice in choices]
+    reach, noise = choices[int(np.argmax([likelihood for likelihood, *_ in fits]))]
     _, inverse, weights, left_out, amplitude = _kriged(distance, residuals, own, reach, noise)
     stated = amplitude / np.sqrt(np.diag(inverse))
     used = int((coefficients > 0).sum())

@@ -143,9 +143,9 @@ def filled(values: Array, axes: Sequence[Array], along: Sequence[int]) -> Array:
         total, count = np.zeros(values.shape), np.zeros(values.shape)
         for axis in along:
             guess = _along(values, np.asarray(axes[axis]), axis)
-            known = ~np.isnan(guess)
-            total[known] += guess[known]
-            count += known
+            has_guess = ~np.isnan(guess)
+            total[has_guess] += guess[has_guess]
+            count += has_guess
         gaps = np.isnan(values) & (count > 0)
         if not gaps.any():
             raise ValueError("nothing is known on any line through the gap")
@@ -159,16 +159,16 @@ def _along(values: Array, nodes: Array, axis: int) -> Array:
     guess = np.full(lines.shape, np.nan)
     for place in np.ndindex(*lines.shape[:-1]):
         line = lines[place]
-        known = ~np.isnan(line)
-        if not known.any():
+        has_value = ~np.isnan(line)
+        if not has_value.any():
             continue
-        if known.all():
+        if has_value.all():
             guess[place] = line
             continue
-        found = np.interp(nodes, nodes[known], line[known])
-        last = int(np.flatnonzero(known)[-1])
-        found[last + 1 :] += nodes[last + 1 :] - nodes[last]
-        guess[place] = found
+        line_guess = np.interp(nodes, nodes[has_value], line[has_value])
+        last = int(np.flatnonzero(has_value)[-1])
+        line_guess[last + 1 :] += nodes[last + 1 :] - nodes[last]
+        guess[place] = line_guess
     return np.moveaxis(guess, -1, axis)
 
 

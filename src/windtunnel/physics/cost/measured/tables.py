@@ -42,10 +42,10 @@ class KernelTables:
 @lru_cache(maxsize=16)
 def load_tables(system: str) -> KernelTables | None:
     """The tables of `system` ("h100_sxm"): from the cache, else built from the package, else None."""
-    found = package_data()
-    if found is None or not (found[0] / system / "gemm").is_dir():
+    package = package_data()
+    if package is None or not (package[0] / system / "gemm").is_dir():
         return None
-    data, version = found
+    data, version = package
 
     def build() -> Arrays:
         from windtunnel.physics.cost.measured.compaction import (

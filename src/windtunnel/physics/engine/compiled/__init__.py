@@ -117,11 +117,11 @@ def _is_whole(path: str) -> bool:
 def _stamp(path: Path) -> tuple[object, ...]:
     """What a source and those beside it that it imports are known by: times of change and sizes."""
     try:
-        text, known = path.read_text(), path.stat()
+        text, stat = path.read_text(), path.stat()
     except OSError:  # no sources: a package of compiled files
         return ()
     beside = (path.with_name(f"{name}.py") for name in re.findall(r"^from [\w.]+\.(\w+) import", text, re.MULTILINE))
-    return (known.st_mtime_ns, known.st_size, *(_stamp(other) for other in beside if other.is_file()))
+    return (stat.st_mtime_ns, stat.st_size, *(_stamp(other) for other in beside if other.is_file()))
 
 
 def _without_literals(template: Callable[..., object]) -> Callable[..., object]:
@@ -130,7 +130,7 @@ def _without_literals(template: Callable[..., object]) -> Callable[..., object]:
     plain = partial(types.unliteral)  # numba has no types
 
     def of(args: tuple[object, ...], kws: dict[str, object]) -> object:
-        return template(tuple(map(plain, args)), {name: plain(given) for name, given in kws.items()})
+        return template(tuple(map(plain, args)), {name: plain(argument) for name, argument in kws.items()})
 
     return of
 

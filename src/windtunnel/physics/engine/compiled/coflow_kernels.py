@@ -333,7 +333,7 @@ def _advance(net: Groups, now: Moment, here: Array, policy: int, elapsed_ns: int
     """Let time pass: flows send, end, and coflows cross thresholds."""
     for g in here:
         first = net.group_ptr[g]
-        kept = 0
+        n_left = 0
         furthest = 0.0
         for i in range(first, first + now.n_there[g]):
             f = now.there[i]
@@ -343,9 +343,9 @@ def _advance(net: Groups, now: Moment, here: Array, policy: int, elapsed_ns: int
             now.sent[g] += moved
             furthest = max(furthest, net.amount[f] - now.left[f])
             if not done:
-                now.there[first + kept] = f
-                kept += 1
-        now.n_there[g] = kept
+                now.there[first + n_left] = f
+                n_left += 1
+        now.n_there[g] = n_left
         if policy >= BY_BYTES_SENT:
             _cross(net, now, g, furthest)
 
@@ -366,12 +366,12 @@ def replay(net: Groups, arrival: Array, policy: int, finish: Array) -> object:
             until = min(until, arrival[following])
         _advance(net, now, here[:n_here], policy, until - clock, until, finish)
         clock = until
-        kept = 0
+        n_left = 0
         for i in range(n_here):
             if now.n_there[here[i]] > 0:
-                here[kept] = here[i]
-                kept += 1
-        n_here = kept
+                here[n_left] = here[i]
+                n_left += 1
+        n_here = n_left
         while following < len(arrival) and arrival[following] <= clock:
             g = following
             following += 1

@@ -152,16 +152,16 @@ def binding_path(stream: I32, n_streams: int, dep_ptr: I64, dep_idx: I32, rendez
     while i >= 0:
         path[n - 1 - length] = i
         length += 1
-        found = -1
+        predecessor = -1
         m = i if rendezvous[i] < 0 else first_member[rendezvous[i]]
-        while m >= 0 and found < 0 and start[i] > 0:
+        while m >= 0 and predecessor < 0 and start[i] > 0:
             if before[m] >= 0 and end[before[m]] == start[i]:
-                found = before[m]
+                predecessor = before[m]
             k = dep_ptr[m]
-            while found < 0 and k < dep_ptr[m + 1]:
+            while predecessor < 0 and k < dep_ptr[m + 1]:
                 if end[dep_idx[k]] == start[i]:
-                    found = dep_idx[k]
+                    predecessor = dep_idx[k]
                 k += 1
             m = next_member[m]
-        i = found
+        i = predecessor
     return path[n - length :].copy()

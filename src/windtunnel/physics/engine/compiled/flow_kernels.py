@@ -87,7 +87,8 @@ class Network(NamedTuple):
 
 
 _named: Callable[[Sequence[object], type], types.Type] = types.NamedTuple  # numba has no type for it
-NETWORK = _named([*(from_dtype(one)[::1] for one in (LINK, FLOW, ENTRY)), int64[::1]], Network)  # as numba knows it
+# As numba knows it.
+NETWORK = _named([*(from_dtype(record)[::1] for record in (LINK, FLOW, ENTRY)), int64[::1]], Network)
 # One signature each, as in `kernels.py`; what only compiled code calls needs no wrapper for Python.
 _inner = partial(njit, cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
@@ -178,7 +179,7 @@ def _sink(net: Network, i: int, n: int) -> None:
 @_inner(float64(NETWORK, int64))
 def _exact_level(net: Network, link: int) -> float:
     """Level at which `link` would be full, from its members alone; sets what is left and its growth to match."""
-    taken, growth = 0.0, 0.0
+    load, growth = 0.0, 0.0
     first = net.links[link]["first"]
     for i in range(first, first + net.links[link]["present"]):
         e = net.entries[i]["member"]
@@ -186,8 +187,8 @@ def _exact_level(net: Network, link: int) -> float:
         if net.flows[flow]["is_chosen"] and net.flows[flow]["bottleneck"] < 0:
             growth += net.entries[e]["need"]
         else:
-            taken += net.entries[e]["need"] * net.flows[flow]["level"]
-    net.links[link]["left"] = max(0.0, net.links[link]["capacity"] - taken)
+            load += net.entries[e]["need"] * net.flows[flow]["level"]
+    net.links[link]["left"] = max(0.0, net.links[link]["capacity"] - load)
     net.links[link]["growth"] = growth
     level: float = net.links[link]["left"] / growth
     return level

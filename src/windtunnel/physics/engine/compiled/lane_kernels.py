@@ -69,13 +69,13 @@ def assign_rows(last_use: Array, reader: Array, input_ptr: Array, inputs: Array,
     """
     n = len(last_use)
     free = np.empty(n, np.int32)
-    n_free, scratch, kept = 0, 0, 0
+    n_free, scratch, per_unit = 0, 0, 0
     for at in range(n):
         if last_use[at] < 0:
             code[at] = -1
         elif reader[at] == 1:
-            code[at] = -2 - kept
-            kept += 1
+            code[at] = -2 - per_unit
+            per_unit += 1
         elif n_free > 0:
             n_free -= 1
             code[at] = free[n_free]
@@ -93,7 +93,7 @@ def assign_rows(last_use: Array, reader: Array, input_ptr: Array, inputs: Array,
                 if not seen:
                     free[n_free] = code[before]
                     n_free += 1
-    return np.array([scratch, kept], np.int64)
+    return np.array([scratch, per_unit], np.int64)
 
 
 @njit(
@@ -119,7 +119,7 @@ def run_units(
     class_of: Array,
     factor: Array,
     extra: Array,
-    kept: Array,
+    unit_rows: Array,
     scratch: Array,
     finish: Array,
 ) -> None:
@@ -132,22 +132,22 @@ def run_units(
     ready = np.empty(lanes, np.float64)
     scaled, added = len(factor) > 0, len(extra) > 0
     for u in range(unit, unit + units):
-        own = kept[u]
+        own = unit_rows[u]
         at = first
         while at < last:
             until = group_end[at]
-            begun = False
+            has_input = False
             for k in range(input_ptr[at], input_ptr[until]):
                 c = inputs[k]
                 source = scratch[c] if c >= 0 else own[-2 - c]
-                if begun:
+                if has_input:
                     for lane in range(lanes):
                         ready[lane] = source[lane] if source[lane] > ready[lane] else ready[lane]
                 else:
                     for lane in range(lanes):
                         ready[lane] = source[lane]
-                    begun = True
-            if not begun:
+                    has_input = True
+            if not has_input:
                 for lane in range(lanes):
                     ready[lane] = 0.0
             for member in range(at, until):
@@ -189,11 +189,11 @@ def meet_units(
     group_end: Array,
     duration: Array,
     class_of: Array,
-    kept: Array,
+    unit_rows: Array,
     finish: Array,
 ) -> None:
     """Run positions `first` to `last` of an odd section: each group starts when its last member of any unit may."""
-    lanes, units = len(finish), len(kept)
+    lanes, units = len(finish), len(unit_rows)
     ready = np.empty(lanes, np.float64)
     at = first
     while at < last:
@@ -201,14 +201,14 @@ def meet_units(
         ready[:] = 0.0
         for u in range(units):
             for k in range(input_ptr[at], input_ptr[until]):
-                source = kept[u, -2 - inputs[k]]
+                source = unit_rows[u, -2 - inputs[k]]
                 for lane in range(lanes):
                     ready[lane] = source[lane] if source[lane] > ready[lane] else ready[lane]
         for u in range(units):
             for member in range(at, until):
                 takes, c = duration[class_of[u], op_at[member]], code[member]
                 if c < -1:
-                    target = kept[u, -2 - c]
+                    target = unit_rows[u, -2 - c]
                     for lane in range(lanes):
                         target[lane] = ready[lane] + takes
                 else:
@@ -218,7 +218,7 @@ def meet_units(
 
 
 @njit(types.void(_U16, _F32_2D, int64, _I64, float32[:, :, ::1]), cache=True, nogil=True)
-def look_up(drawn: Array, tables: Array, shift: int, table_of: Array, out: Array) -> None:
+def look_up(random_bits: Array, tables: Array, shift: int, table_of: Array, out: Array) -> None:
     """Fill `out[unit, op, lane]` with the entry of the op's table that the next 16 random bits choose.
 
     `tables[table, 2 ** (16 - shift)]`: quantiles, all equally likely. `table_of[op]`: -1 for a factor of 1.
@@ -232,5 +232,5 @@ def look_up(drawn: Array, tables: Array, shift: int, table_of: Array, out: Array
             else:
                 table = tables[table_of[op]]
                 for lane in range(len(row)):
-                    row[lane] = table[drawn[at + lane] >> shift]
+                    row[lane] = table[random_bits[at + lane] >> shift]
                 at += len(row)

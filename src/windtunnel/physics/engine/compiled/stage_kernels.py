@@ -29,8 +29,8 @@ def fewest_devices(times: Array, widths: Array, longest: float, none: int) -> in
                     if times[first, last, submesh, configuration] <= longest:
                         need[first] = total
                         break
-    found: int = need[0]
-    return found
+    fewest: int = need[0]
+    return fewest
 
 
 @njit(cache=True)

@@ -52,12 +52,12 @@ def ranks_of(stage: NDArray[np.int64], replica: NDArray[np.int64], slow: Sequenc
     """Ranks with the disturbances that befall them; where chance or a shared link decides, that is nobody."""
     kind = np.zeros(len(stage), np.int64)
     texts: dict[tuple[str, ...], int] = {(): 0}
-    for one in slow:
-        gpus = np.unique(np.array(one.gpus, np.int64))
+    for disturbance in slow:
+        gpus = np.unique(np.array(disturbance.gpus, np.int64))
         before = kind[gpus]
         for number in np.unique(before).tolist():
-            known = (*list(texts)[number], one.text)
-            kind[gpus[before == number]] = texts.setdefault(known, len(texts))
+            key = (*list(texts)[number], disturbance.text)
+            kind[gpus[before == number]] = texts.setdefault(key, len(texts))
     return Ranks(stage, replica, kind, tuple(texts))
 
 
@@ -85,11 +85,11 @@ def rank_classes(
     split = exposed(timeline, step.graph)
     idle = (split.idle_ns.sum(axis=1) + split.tail_ns)[program]
     waited = np.minimum(idle + held_up(split, first, program), split.total_ns)
-    found = tuple(
+    classes = tuple(
         RankClass(count, rank, *ranks.place(rank), split.total_ns - waiting, waiting, ranks.texts[ranks.kind[rank]])
         for count, rank, waiting in zip(counts.tolist(), first.tolist(), waited.tolist(), strict=True)
     )
-    return found, tuple(zip(index.tolist(), lengths.tolist(), strict=True))
+    return classes, tuple(zip(index.tolist(), lengths.tolist(), strict=True))
 
 
 def path_parts(
@@ -149,19 +149,19 @@ def ready_ns(graph: Graph, end_ns: NDArray[np.int64], leave: NDArray[np.bool_] |
 
 def longest_first(waiting: Iterable[Waiting]) -> tuple[Waiting, ...]:
     """By their means; then by the worst, and by name."""
-    return tuple(sorted(waiting, key=lambda one: (-one.mean_ns, -one.worst_ns, one.communicator)))
+    return tuple(sorted(waiting, key=lambda wait: (-wait.mean_ns, -wait.worst_ns, wait.communicator)))
 
 
 def beyond(waiting: tuple[Waiting, ...], usual: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
     """What is waited more than in an undisturbed step, longest mean first."""
-    known = {one.communicator: one.mean_ns for one in usual}
+    usual_ns = {wait.communicator: wait.mean_ns for wait in usual}
     more = []
-    for one in waiting:
-        less = known.get(one.communicator, 0)
-        mean, worst = one.mean_ns - less, one.worst_ns - less
+    for wait in waiting:
+        less = usual_ns.get(wait.communicator, 0)
+        mean, worst = wait.mean_ns - less, wait.worst_ns - less
         if mean > 0:
-            more.append(replace(one, mean_ns=mean, worst_ns=max(mean, worst)))
-    return tuple(sorted(more, key=lambda one: (-one.mean_ns, one.communicator)))
+            more.append(replace(wait, mean_ns=mean, worst_ns=max(mean, worst)))
+    return tuple(sorted(more, key=lambda wait: (-wait.mean_ns, wait.communicator)))
 
 
 def with_waiting(disturbed: Disturbed, waiting_ns: int, n_gpus: int, step_ns: int) -> Disturbed:

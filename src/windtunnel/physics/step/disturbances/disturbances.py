@@ -45,7 +45,7 @@ class Disturbances:
         """The scenario of these disturbances, spelled out: without a seed where nothing is drawn."""
         samples = self.samples if self.sampled else 0
         draws = self.slow or self.jitter or samples or router_load or lengths
-        slow = tuple(one.text for one in self.slow)
+        slow = tuple(disturbance.text for disturbance in self.slow)
         seed = self.seed if draws else 0
         return Scenario(slow, self.jitter, samples, seed, router_load=router_load, lengths=lengths)
 
@@ -81,12 +81,12 @@ def turns_of(parts: Iterable[Slow]) -> dict[int, int]:
 
 def link_times(slow: Iterable[Slow], cluster: Cluster) -> dict[int, float]:
     """How many times as long each GPU's traffic across nodes takes, by GPU, where that is not once."""
-    slow = [one for one in slow if one.kind in ("link", "lost")]
+    slow = [disturbance for disturbance in slow if disturbance.kind in ("link", "lost")]
     own: dict[int, float] = {}
-    for one in slow:
-        if one.kind == "link":
-            own[one.gpus[0]] = max(own.get(one.gpus[0], 1.0), one.factor)
-    lost = {one.gpus[0] for one in slow if one.kind == "lost"}
+    for disturbance in slow:
+        if disturbance.kind == "link":
+            own[disturbance.gpus[0]] = max(own.get(disturbance.gpus[0], 1.0), disturbance.factor)
+    lost = {disturbance.gpus[0] for disturbance in slow if disturbance.kind == "lost"}
     per_node, nics = cluster.gpus_per_node, min(cluster.gpus_per_node, cluster.n_gpus)
     carried: dict[int, list[int]] = {}  # by NIC that takes over: the GPUs whose own NIC is lost
     for nic in sorted(lost):

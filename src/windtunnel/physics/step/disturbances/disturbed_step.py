@@ -74,6 +74,6 @@ class DisturbedStep(Generic[Made]):
         return frozenset(number for number in numbers if not self.parts[number].random)
 
 
-def replayed(made: Made) -> Replayed[Made]:
+def replayed(assembly: Made) -> Replayed[Made]:
     """Replay what was put together."""
-    return Replayed(made, made.step.replay())
+    return Replayed(assembly, assembly.step.replay())

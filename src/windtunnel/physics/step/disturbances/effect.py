@@ -35,7 +35,7 @@ class _Sampled:
 
 def effect_of(
     job: DisturbedStep[Made],
-    asked: Disturbances,
+    disturbances: Disturbances,
     *,
     sample: Callable[[Sets, int], Sequence[NDArray[np.int64]]],
     explain: Callable[[Replayed[Made], Sequence[Slow]], Explanation],
@@ -45,46 +45,46 @@ def effect_of(
     """The makespan under all disturbances of `job` in nanoseconds, and what explains it; with samples, their median.
 
     Args:
-        job: The step; its `parts` may hold more than `asked` does: what other modules draw.
-        asked: Jitter, seed, and how many samples.
+        job: The step; its `parts` may hold more than `disturbances` does: what other modules draw.
+        disturbances: Jitter, seed, and how many samples.
         sample: int64[count] makespans of each of some sets of disturbances, all on the same draws.
         explain: What every rank did in a replayed step, given what disturbs it.
         place: Stage and replica of a rank.
         simulated: How many programs were simulated and how many replicas each class has; with samples, or without.
     """
-    calm, count = job.makespan(()), asked.samples or SAMPLES
-    found = _sampled(job, count, asked.samples > 0, sample)
-    if found is None:
+    calm, count = job.makespan(()), disturbances.samples or SAMPLES
+    sampled = _sampled(job, count, disturbances.samples > 0, sample)
+    if sampled is None:
         samples, final = None, job.makespan(job.everything)
     else:
-        low, final, high = _percentiles(found.whole)
-        samples = Samples(asked.jitter, count, asked.seed, low, final, high)
+        low, final, high = _percentiles(sampled.whole)
+        samples = Samples(disturbances.jitter, count, disturbances.seed, low, final, high)
     steady = job.replayed(job.everything)
     explanation = explain(steady, job.parts)
     usual = explain(job.replayed(()), ()).waiting
     explanation = explanation._replace(waiting=beyond(explanation.waiting, usual))
-    programs, sizes = simulated(steady.made, found is not None)
-    blame = _blame(job, found, calm, place)
+    programs, sizes = simulated(steady.made, sampled is not None)
+    blame = _blame(job, sampled, calm, place)
     return final, Disturbed(
         undisturbed_step_time_ns=calm,
         gpus_lost=len(steady.made.step.program_of) * (1.0 - calm / final) if final else 0.0,
         programs=programs,
         replica_classes=sizes,
-        blame=tuple(sorted(blame, key=lambda one: (-one.without_ns, -one.alone_ns, one.what))),
+        blame=tuple(sorted(blame, key=lambda cause: (-cause.without_ns, -cause.alone_ns, cause.what))),
         samples=samples,
         **explanation._asdict(),
     )
 
 
 def _blame(
-    job: DisturbedStep[Made], found: _Sampled | None, calm: int, place: Callable[[int], tuple[int, int]]
+    job: DisturbedStep[Made], sampled: _Sampled | None, calm: int, place: Callable[[int], tuple[int, int]]
 ) -> list[Blame]:
     blame = []
     for number, part in enumerate(job.parts):
         at = (part.stage, NOWHERE) if part.kind == "stage" else place(part.gpus[0]) if part.gpus else (NOWHERE, NOWHERE)
-        if found is not None and number in found.without:
-            spread = _percentiles(found.whole - found.without[number])
-            alone = int(np.median(found.alone[number])) if number in found.alone else job.makespan({number})
+        if sampled is not None and number in sampled.without:
+            spread = _percentiles(sampled.whole - sampled.without[number])
+            alone = int(np.median(sampled.alone[number])) if number in sampled.alone else job.makespan({number})
             blame.append(Blame(part.text, alone - calm, spread[1], *at, spread))
         elif number < BLAMED_AT_MOST and not part.random:
             mended = job.makespan(job.everything) - job.makespan(job.everything - {number})
@@ -109,12 +109,12 @@ def _sampled(
         *(frozenset({number}) for number in alone),
     }
     differing = sorted((numbers for numbers in wanted if numbers & set(varied)), key=sorted)
-    found = dict(zip(differing, sample(differing, count), strict=True))
-    found |= {numbers: np.full(count, job.makespan(numbers)) for numbers in wanted if numbers not in found}
+    makespans = dict(zip(differing, sample(differing, count), strict=True))
+    makespans |= {numbers: np.full(count, job.makespan(numbers)) for numbers in wanted if numbers not in makespans}
     return _Sampled(
-        found[job.everything],
-        {number: found[job.everything - {number}] for number in blamed},
-        {number: found[frozenset({number})] for number in alone},
+        makespans[job.everything],
+        {number: makespans[job.everything - {number}] for number in blamed},
+        {number: makespans[frozenset({number})] for number in alone},
     )
 
 

@@ -76,8 +76,8 @@ def read_slow(texts: Sequence[str], cluster: Cluster, seed: int) -> tuple[Slow, 
     lost = [slow for slow in slows if slow.kind == "lost"]
     for last in lost:
         node, nics = last.gpus[0] // cluster.gpus_per_node, min(cluster.gpus_per_node, cluster.n_gpus)
-        gone = {slow.gpus[0] for slow in lost if slow.gpus[0] // cluster.gpus_per_node == node}
-        if len(gone) >= nics:
+        lost_nics = {slow.gpus[0] for slow in lost if slow.gpus[0] // cluster.gpus_per_node == node}
+        if len(lost_nics) >= nics:
             raise SpecError("slow", last.text, f"node {node} would be cut off: leave it one of its {nics} NICs")
     return tuple(slows)
 
@@ -124,8 +124,8 @@ def _random(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int])
     count = max(1, round(share * cluster.n_gpus))
     seed, number = key
     # The first is drawn as if it were the only one, whatever comes after.
-    drawn = np.random.default_rng((seed, 0x510, number) if number else (seed, 0x510))
-    gpus = drawn.choice(cluster.n_gpus, count, replace=False)
+    generator = np.random.default_rng((seed, 0x510, number) if number else (seed, 0x510))
+    gpus = generator.choice(cluster.n_gpus, count, replace=False)
     return Slow(text, tuple(int(gpu) for gpu in np.sort(gpus)), factor, link=False)
 
 
@@ -163,15 +163,15 @@ def _uplink(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int])
     if not match or int(match[1]) >= leaves or int(match[2] or 0) >= topology.uplinks:
         remedy = f"leaves are numbered 0 to {leaves - 1} and each one's uplinks 0 to {topology.uplinks - 1}"
         raise SpecError("slow", text, f"{remedy}; use {FORMS['uplink']}")
-    one = int(match[2]) if match[2] else -1
-    return Slow(text, (), 1.0 / share, link=True, share=share, leaf=int(match[1]), uplink=one)
+    uplink = int(match[2]) if match[2] else -1
+    return Slow(text, (), 1.0 / share, link=True, share=share, leaf=int(match[1]), uplink=uplink)
 
 
 def _ecmp(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]) -> Slow:
-    given = parts[0].strip()
-    if not (given.isascii() and given.isdigit() and len(given) < 19):
+    word = parts[0].strip()
+    if not (word.isascii() and word.isdigit() and len(word) < 19):
         raise SpecError("slow", text, f"a seed is a whole number; use {FORMS['ecmp']}")
-    return Slow(text, (), 1.0, link=True, seed=int(given))
+    return Slow(text, (), 1.0, link=True, seed=int(word))
 
 
 def _pause(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]) -> Slow:

@@ -80,11 +80,11 @@ class Forked:
 
     def _hear(self) -> None:
         try:
-            told = os.read(self._answer, 32)
+            reply = os.read(self._answer, 32)
         except BlockingIOError:
             return
-        if told:
-            self.pid = int(told)
+        if reply:
+            self.pid = int(reply)
         else:
             self.returncode = -signal.SIGKILL
         os.close(self._answer)
@@ -156,7 +156,7 @@ class ForkServer:
             if self._ready_s is not None:  # one that dies while it imports is started again when it is asked
                 self._again()
             return 0
-        self._asked = [one for one in self._asked if one.poll() is None and one.pid is None]
+        self._asked = [fork for fork in self._asked if fork.poll() is None and fork.pid is None]
         if self._ready_s is None or self._asked:
             self._see_to_it_that_it_moves(now)
         return 0
@@ -168,7 +168,7 @@ class ForkServer:
         limit_s, since_s, what = IMPORT_IDLE_S, self._moved_s, "has come no further with its imports"
         if self._ready_s is not None:
             limit_s, what = self._patience_s, "has been silent"
-            since_s = max(since_s, self._ready_s, min(one.asked_s for one in self._asked))
+            since_s = max(since_s, self._ready_s, min(fork.asked_s for fork in self._asked))
         if now - since_s > limit_s:
             print(f"windtunnel: the fork server {what} for {now - since_s:.1f} s: killed", file=sys.stderr)
             self._process.kill()
@@ -223,7 +223,7 @@ def main() -> None:
 
 
 def _require_forkable() -> None:
-    threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     cuda = "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized()
     if threads or cuda:
         what = "use CUDA" if cuda else f"start threads ({', '.join(threads)})"

@@ -135,7 +135,7 @@ def gathered(group: torch._C._distributed_c10d.Backend, number: int, size: int) 
         group.allgather([everyone], [torch.tensor([number])]).wait()
     except RuntimeError:
         return None
-    return [int(one) for one in everyone]
+    return [int(tensor) for tensor in everyone]
 
 
 def handed_over(

@@ -121,21 +121,21 @@ def main() -> None:
     while True:
         server.look()
         if store.check([f"host/{words['number']}/ask/{done}"]):
-            asked = json.loads(store.get(f"host/{words['number']}/ask/{done}"))
+            request = json.loads(store.get(f"host/{words['number']}/ask/{done}"))
             done += 1
-            if "start" in asked:
-                processes[asked["start"]] = server.start(asked["environment"])
-            elif asked["kill"] in processes:
-                processes[asked["kill"]].kill()
-        for name, one in list(processes.items()):
-            status = one.poll()
-            if one.pid is not None and name not in warned:
+            if "start" in request:
+                processes[request["start"]] = server.start(request["environment"])
+            elif request["kill"] in processes:
+                processes[request["kill"]].kill()
+        for name, process in list(processes.items()):
+            status = process.poll()
+            if process.pid is not None and name not in warned:
                 warned.add(name)
-                store.set(f"pid/{name}", str(one.pid))
+                store.set(f"pid/{name}", str(process.pid))
             if status is not None:
-                if one.pid is not None:
+                if process.pid is not None:
                     with suppress(ProcessLookupError):
-                        os.killpg(one.pid, signal.SIGKILL)
+                        os.killpg(process.pid, signal.SIGKILL)
                 store.set(f"ended/{name}", str(status))
                 del processes[name]
         time.sleep(POLL_S)

@@ -120,9 +120,9 @@ def launch(
         imported = (*IMPORTED, *preload)
         try:
             run.begin(ForkServer(command[1:], imported, patience_s) if forks and not hosts else None, hosts, imported)
-            told = run.until_done(watching)
+            report = run.until_done(watching)
             run.let_end()
-            return told
+            return report
         finally:
             run.end_all()
 
@@ -234,15 +234,15 @@ class _Run:
         idle = (*self.membership.warm, *self.membership.starting)
         played = {name: process.popen for name, process in self.processes.items() if name not in idle}
         deadline = time.time() + self.end_s
-        while (running := [name for name, one in played.items() if one.poll() is None]) and time.time() < deadline:
+        while (running := [name for name, popen in played.items() if popen.poll() is None]) and time.time() < deadline:
             time.sleep(POLL_S)
         if running:
             self.told.status = 1
             limit = f"{self.end_s:g} s after the last step: --end-timeout gives it longer"
             self.told.reason = f"the script still ran in {', '.join(running)} {limit}"
             return
-        for name, one in played.items():
-            status = one.poll() or 0
+        for name, popen in played.items():
+            status = popen.poll() or 0
             if status and not self.told.status:
                 self.told.status = status if status > 0 else 128 - status
                 how = f"with exit status {status}" if status > 0 else f"by signal {-status}"
@@ -263,12 +263,12 @@ class _Run:
             self._reap_left()
             time.sleep(POLL_S)
 
-    def _end_group(self, one: _Process) -> None:
+    def _end_group(self, process: _Process) -> None:
         """A process has ended: its own children, such as those that load data, end too."""
-        if one.popen.pid is not None:
+        if process.popen.pid is not None:
             with suppress(ProcessLookupError):
-                os.killpg(one.popen.pid, signal.SIGKILL)
-            self.left_groups.add(one.popen.pid)
+                os.killpg(process.popen.pid, signal.SIGKILL)
+            self.left_groups.add(process.popen.pid)
 
     def _reap_left(self) -> None:
         for group in list(self.left_groups):
@@ -310,7 +310,7 @@ class _Run:
         )
         popen: subprocess.Popen[bytes] | Forked | Remote
         if self.hosts:
-            host = min((one for one in self.hosts if one.alive()), key=lambda one: len(one.names), default=None)
+            host = min((host for host in self.hosts if host.alive()), key=lambda host: len(host.names), default=None)
             if host is None:
                 self.told.status, self.told.reason, self.over = 1, "no host is left", True
                 return
@@ -337,8 +337,8 @@ class _Run:
             if not self.store.check([key]):
                 continue
             # Views before it came to nothing: their members died while they met.
-            before = [one for one, _ in self.waiting_first if one.generation < replacement.generation]
-            replacement.dead = [name for one in (*before, replacement) for name in one.dead]
+            before = [view for view, _ in self.waiting_first if view.generation < replacement.generation]
+            replacement.dead = [name for view in (*before, replacement) for name in view.dead]
             self.waiting_first = [pair for pair in self.waiting_first if pair[0].generation > replacement.generation]
             when = float(self.store.get(key).decode())
             if replacement.planned:

@@ -33,7 +33,10 @@ class Progress:
 
     def rest(self) -> dict[str, object]:
         """What is neither the model's nor the optimizer's."""
-        return {"others": {name: one.state_dict() for name, one in self.others.items()}, "losses": list(self.losses)}
+        return {
+            "others": {name: other.state_dict() for name, other in self.others.items()},
+            "losses": list(self.losses),
+        }
 
     def take(self, data: bytes) -> None:
         """The state of another member. Whole or not at all: `data` has arrived completely."""
@@ -42,8 +45,8 @@ class Progress:
         parts = torch.load(io.BytesIO(data), weights_only=True)
         self.model.load_state_dict(parts["model"])
         self.optimizer.load_state_dict(parts["optimizer"])
-        for name, one in self.others.items():
-            one.load_state_dict(parts["others"][name])
+        for name, other in self.others.items():
+            other.load_state_dict(parts["others"][name])
         self.step, self.losses = parts["step"], parts["losses"]
 
 
@@ -69,10 +72,10 @@ class Saving:
         step = self.checkpoints.restore(progress.model, progress.optimizer, rest)
         if step is None:
             return
-        found = torch.load(io.BytesIO(rest["rest"]), weights_only=True)
-        for name, one in progress.others.items():
-            one.load_state_dict(found["others"][name])
-        progress.step, progress.losses = step, found["losses"]
+        state = torch.load(io.BytesIO(rest["rest"]), weights_only=True)
+        for name, other in progress.others.items():
+            other.load_state_dict(state["others"][name])
+        progress.step, progress.losses = step, state["losses"]
 
     def finish(self) -> None:
         """Until the last one is on disk."""

@@ -48,9 +48,9 @@ def fill_pieces(path: Path, pieces: Sequence[torch.Tensor]) -> None:
             place = tape.places.get(("allreduce", number))
             if place is None:
                 raise ValueError(f"the tape has {number} all-reduces and the iteration asks for more")
-            ((kept, data),) = tape.data(place)
-            if kept.shape != tuple(piece.shape):
-                raise ValueError(f"all-reduce {number} has shape {tuple(piece.shape)}, on the tape {kept.shape}")
+            ((entry, data),) = tape.data(place)
+            if entry.shape != tuple(piece.shape):
+                raise ValueError(f"all-reduce {number} has shape {tuple(piece.shape)}, on the tape {entry.shape}")
             piece.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(piece.dtype).view(piece.shape))
     finally:
         tape.close()

@@ -99,7 +99,10 @@ def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> 
     before = [buffer.clone() for buffer in buffers]
     value = loss(progress.step, rank, world)
     value.backward()
-    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in _trained(progress.model)]
+    parts = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for parameter in _trained(progress.model)
+    ]
     parts += [buffer.clone() if rank == 0 else torch.zeros_like(buffer) for buffer in buffers]
     for buffer, old in zip(buffers, before, strict=True):
         buffer.copy_(old)
@@ -115,10 +118,10 @@ def _commit(progress: Progress, pieces: list[torch.Tensor], world: int) -> None:
 
     flat = torch.cat(pieces)
     at = 0
-    for one in _trained(progress.model):
-        piece = flat[at : at + one.numel()] / world
-        one.grad = piece.view_as(one).to(one.dtype)
-        at += one.numel()
+    for parameter in _trained(progress.model):
+        piece = flat[at : at + parameter.numel()] / world
+        parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+        at += parameter.numel()
     for average in _averages(progress.model):
         average.copy_(flat[at : at + average.numel()].view_as(average))
         at += average.numel()
@@ -334,8 +337,8 @@ class _Member:
     def _agree(self) -> bool:
         """Compare how far everybody is, and take or give state. False where a member is lost on the way."""
         progress = self.progress
-        known = progress.step if self.has_state else -1
-        steps = gathered(self.group, known, self.place.size)
+        own_step = progress.step if self.has_state else -1
+        steps = gathered(self.group, own_step, self.place.size)
         if steps is None:
             return False
         furthest = max(steps)

@@ -65,11 +65,11 @@ class Tape:
         """Put an answer into these tensors; False where it was not kept, or is of another call."""
         if not self.store.check([key]):
             return False
-        kept = torch.load(io.BytesIO(self.store.get(key)), weights_only=True)
-        if [one.shape for one in kept] != [tensor.shape for tensor in tensors]:
+        answer = torch.load(io.BytesIO(self.store.get(key)), weights_only=True)
+        if [tensor.shape for tensor in answer] != [tensor.shape for tensor in tensors]:
             return False
-        for one, value in zip(tensors, kept, strict=True):
-            one.detach().copy_(value)
+        for tensor, value in zip(tensors, answer, strict=True):
+            tensor.detach().copy_(value)
         return True
 
 
@@ -102,12 +102,12 @@ class Communication:
     def issue(self) -> None:
         """Begin it: with its own arguments until it is over, then with others in their place."""
         if self.over:
-            self.words = [mapped(one, _copy) for one in self.inputs]
+            self.words = [mapped(word, _copy) for word in self.inputs]
         elif self.issued and self.reads and self.written is not None:  # the first attempt may have half written them
             both = zip(tensors(self.words[self.written]), tensors(self.inputs[self.written]), strict=True)
             with torch.no_grad():
-                for one, kept in both:
-                    one.copy_(kept)
+                for tensor, original in both:
+                    tensor.copy_(original)
         self.issued, self.awaited = True, False
         self.work = self.group.passed_on(self.name, self.words)
 

@@ -40,13 +40,13 @@ def remember_wrappers() -> None:
     """From now on each DistributedDataParallel and schedule is known, also where the script does not name it."""
     first, first_schedule = DistributedDataParallel.__init__, _PipelineSchedule.__init__
 
-    def init(self: DistributedDataParallel, *arguments: object, **named: object) -> None:
-        first(self, *arguments, **named)
+    def init(self: DistributedDataParallel, *arguments: object, **keywords: object) -> None:
+        first(self, *arguments, **keywords)
         self.number_made = next(NUMBERS)
         MADE.add(self)
 
-    def init_schedule(self: _PipelineSchedule, *arguments: object, **named: object) -> None:
-        first_schedule(self, *arguments, **named)
+    def init_schedule(self: _PipelineSchedule, *arguments: object, **keywords: object) -> None:
+        first_schedule(self, *arguments, **keywords)
         SCHEDULES.add(self)
 
     DistributedDataParallel.__init__ = init
@@ -56,8 +56,8 @@ def remember_wrappers() -> None:
 def wrappers(things: Iterable[object]) -> list[DistributedDataParallel]:
     """Those inside these things, then the others in the order in which the script made them."""
     inside = [module for thing in things if isinstance(thing, nn.Module) for module in thing.modules()]
-    every = [*inside, *sorted(MADE, key=lambda one: one.number_made)]
-    return list(dict.fromkeys(one for one in every if isinstance(one, DistributedDataParallel)))
+    every = [*inside, *sorted(MADE, key=lambda wrapper: wrapper.number_made)]
+    return list(dict.fromkeys(module for module in every if isinstance(module, DistributedDataParallel)))
 
 
 def forget_reductions(things: Iterable[object]) -> None:
@@ -112,21 +112,21 @@ class Unreduced:
     def write(self, tree: object) -> None:
         """Those of a copy in place of those that are there."""
         assert isinstance(tree, list), "as read"
-        kept = iter(tree)
+        gradients = iter(tree)
         for group in fsdp_groups(self.module):
             for fsdp_param in group.fsdp_params:
                 whole = getattr(fsdp_param, "_unsharded_param", None)
-                gradient, accumulated = next(kept), next(kept)
+                gradient, accumulated = next(gradients), next(gradients)
                 if whole is not None:
                     whole.grad = unplaced(gradient, whole)
                     fsdp_param.unsharded_accumulated_grad = unplaced(accumulated, whole)
-            group._partial_reduce_output = next(kept)
+            group._partial_reduce_output = next(gradients)
 
 
 def fsdp_groups(module: nn.Module) -> list[FSDPParamGroup]:
     """The groups of parameters of all FSDP2 modules inside."""
-    inside = [one for one in module.modules() if isinstance(one, FSDPModule)]
-    return [group for one in inside for group in one._get_fsdp_state()._fsdp_param_groups]
+    inside = [inner for inner in module.modules() if isinstance(inner, FSDPModule)]
+    return [group for inner in inside for group in inner._get_fsdp_state()._fsdp_param_groups]
 
 
 def placed(gradient: torch.Tensor | None) -> list[object] | None:
@@ -134,12 +134,12 @@ def placed(gradient: torch.Tensor | None) -> list[object] | None:
     return None if gradient is None else [gradient, getattr(gradient, "placements", ())]
 
 
-def unplaced(kept: object, parameter: torch.Tensor) -> torch.Tensor | None:
+def unplaced(tree: object, parameter: torch.Tensor) -> torch.Tensor | None:
     """The gradient that was kept, of this parameter."""
-    if kept is None:
+    if tree is None:
         return None
-    assert isinstance(kept, list), "as placed"
-    gradient, placements = kept
+    assert isinstance(tree, list), "as placed"
+    gradient, placements = tree
     if placements:
         here = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         size = {"shape": parameter.shape, "stride": parameter.stride()}
@@ -158,7 +158,7 @@ class Buckets:
         """As it is now."""
         reducer = self.module.reducer
         if self.known is None or self.known[:2] != (reducer, self.module._has_rebuilt_buckets):
-            number = {id(one): at for at, one in enumerate(self.module._build_params_for_reducer()[0])}
+            number = {id(parameter): at for at, parameter in enumerate(self.module._build_params_for_reducer()[0])}
             zeros = reducer._get_zeros_like_grad_buckets()
             layout = [[number[id(parameter)] for parameter in bucket.parameters()] for bucket in zeros]
             self.known = reducer, self.module._has_rebuilt_buckets, layout
@@ -174,8 +174,8 @@ class Buckets:
         names = module._build_debug_param_to_name_mapping(parameters)
         module.reducer._remove_autograd_hooks()
         computed = dist._compute_bucket_assignment_by_size
-        given = layout[::-1], [module.bucket_bytes_cap] * len(layout)  # the helper turns them round
-        dist._compute_bucket_assignment_by_size = lambda *_: given
+        assignment = layout[::-1], [module.bucket_bytes_cap] * len(layout)  # the helper turns them round
+        dist._compute_bucket_assignment_by_size = lambda *_: assignment
         try:
             module._ddp_init_helper(parameters, sparse, names, module.static_graph)
         finally:

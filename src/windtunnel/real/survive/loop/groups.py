@@ -82,13 +82,15 @@ class Groups:
 
         `store`: a client for them alone. A group's name is that of no other group of the job.
         """
-        built: list[Connection] = []
+        connections: list[Connection] = []
         over = threading.Event()
 
         def build() -> None:
             try:
                 for group in list(self.made):
-                    built.append(group.connected(dist.PrefixStore(f"again {generation}/{group.group_name}", store)))
+                    connections.append(
+                        group.connected(dist.PrefixStore(f"again {generation}/{group.group_name}", store))
+                    )
             except RuntimeError:
                 pass  # fewer connections than groups
             over.set()
@@ -97,7 +99,7 @@ class Groups:
         while not over.wait(0.01):
             if given_up():
                 return None
-        return built if len(built) == len(self.made) else None
+        return connections if len(connections) == len(self.made) else None
 
     def adopt(self, connections: Sequence[Connection]) -> None:
         """Go on with these."""
@@ -173,10 +175,10 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
         answers = [] if written is None else list(tensors(words[written]))
         tape = GROUPS.tape
         if GROUPS.alone:
-            known = bool(answers) and tape is not None and tape.fill(tape.next_key(), answers)
-            if answers and not known and GROUPS.between is not None:
+            is_answered = bool(answers) and tape is not None and tape.fill(tape.next_key(), answers)
+            if answers and not is_answered and GROUPS.between is not None:
                 GROUPS.between.give_up()
-            if not known and alone is not None:
+            if not is_answered and alone is not None:
                 with torch.no_grad():
                     alone(self.rank(), *words)
             return Done(answers)
@@ -262,8 +264,8 @@ _CALLS: dict[str, tuple[int | None, Answer | None]] = {
 
 
 def _passing_on(name: str, written: int | None, alone: Answer | None) -> Callable[..., dist.Work]:
-    def method(self: Replaceable, *arguments: object, **named: object) -> dist.Work:
-        return self.call(name, (*arguments, *named.values()), written, alone)
+    def method(self: Replaceable, *arguments: object, **keywords: object) -> dist.Work:
+        return self.call(name, (*arguments, *keywords.values()), written, alone)
 
     method.__name__ = name
     return method
@@ -274,8 +276,8 @@ for _name, (_written, _alone) in _CALLS.items():
 
 
 class _GlooClass(type):
-    def __instancecheck__(cls, one: object) -> bool:
-        return isinstance(one, Replaceable | dist.ProcessGroupGloo)
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Replaceable | dist.ProcessGroupGloo)
 
     def __call__(cls, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Replaceable:
         return Replaceable(store, rank, size, timeout)
@@ -296,9 +298,9 @@ def make_groups_replaceable() -> None:
     cast(Any, c10d).ProcessGroupGloo = _Gloo
     create = rendezvous._create_c10d_store
 
-    def of_this_attempt(*arguments: object, **named: object) -> dist.Store:
+    def of_this_attempt(*arguments: object, **keywords: object) -> dist.Store:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return dist.PrefixStore(f"attempt {attempt}", create(*arguments, **named))
+        return dist.PrefixStore(f"attempt {attempt}", create(*arguments, **keywords))
 
     rendezvous._create_c10d_store = of_this_attempt
 

@@ -69,11 +69,13 @@ def _of_module(name: str, module: nn.Module) -> list[Part]:
         return dict(module.named_buffers())
 
     def gradients() -> dict[str, object]:
-        return {key: placed(one.grad) for key, one in module.named_parameters() if one.grad is not None}
+        return {
+            key: placed(parameter.grad) for key, parameter in module.named_parameters() if parameter.grad is not None
+        }
 
     def set_gradients(tree: Any) -> None:
-        for key, one in module.named_parameters():
-            one.grad = unplaced(tree.get(key), one)
+        for key, parameter in module.named_parameters():
+            parameter.grad = unplaced(tree.get(key), parameter)
 
     unreduced = Unreduced(module)
     more = [Part(f"{name}: gradients not reduced", unreduced.read, unreduced.write)] if fsdp_groups(module) else []
@@ -100,9 +102,9 @@ def mapped(tree: object, change: Callable[[torch.Tensor], object]) -> object:
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
-        return {key: mapped(one, change) for key, one in tree.items()}
+        return {key: mapped(inner, change) for key, inner in tree.items()}
     if _is_plain(tree):
-        return type(tree)(mapped(one, change) for one in tree)
+        return type(tree)(mapped(inner, change) for inner in tree)
     return tree
 
 
@@ -121,10 +123,10 @@ def _into(now: object, tree: object) -> object:
         return tree.clone()
     if isinstance(tree, Mapping):
         before = now if isinstance(now, Mapping) else {}
-        return {key: _into(before.get(key), one) for key, one in tree.items()}
+        return {key: _into(before.get(key), inner) for key, inner in tree.items()}
     if _is_plain(tree):
         beside = now if _is_plain(now) and len(now) == len(tree) else [None] * len(tree)
-        return type(tree)(_into(one, other) for one, other in zip(beside, tree, strict=True))
+        return type(tree)(_into(inner, other) for inner, other in zip(beside, tree, strict=True))
     return tree
 
 
@@ -134,9 +136,9 @@ def unchanged(now: object, then: object) -> bool:
         here = local(now).detach()
         return bool(here.shape == then.shape and here.dtype == then.dtype and torch.equal(here, then))
     if isinstance(now, Mapping) and isinstance(then, Mapping):
-        return now.keys() == then.keys() and all(unchanged(one, then[key]) for key, one in now.items())
+        return now.keys() == then.keys() and all(unchanged(inner, then[key]) for key, inner in now.items())
     if _is_plain(now) and _is_plain(then):
-        return len(now) == len(then) and all(unchanged(one, other) for one, other in zip(now, then, strict=True))
+        return len(now) == len(then) and all(unchanged(inner, other) for inner, other in zip(now, then, strict=True))
     return digest(now) == digest(then)
 
 
@@ -151,9 +153,9 @@ def digest(tree: object) -> int:
         rest = int(flat[int(whole.numel()) * 4 :].sum(dtype=torch.int64))
         return (mixed * 1_000_003 + rest + int(flat.numel())) & MASK
     if isinstance(tree, Mapping):
-        return _joined([zlib.crc32(repr(key).encode()) ^ digest(one) for key, one in tree.items()])
+        return _joined([zlib.crc32(repr(key).encode()) ^ digest(inner) for key, inner in tree.items()])
     if _is_plain(tree):
-        return _joined([digest(one) for one in tree])
+        return _joined([digest(inner) for inner in tree])
     return zlib.crc32(repr(tree).encode())
 
 

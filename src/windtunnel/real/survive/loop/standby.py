@@ -51,13 +51,13 @@ WATCH_S = 0.1
 DEATH_SEEN_S = 1.0
 
 
-def standby(step: Callable[P, R], *things: object, **named: object) -> Callable[P, R]:
+def standby(step: Callable[P, R], *things: object, **keywords: object) -> Callable[P, R]:
     """The step, to be called in its place. Without the launcher it is the step itself.
 
     `things`: all that a step changes: models, optimizers, scalers, schedulers, averages. What a call returns has to be
     picklable: a replacement gets it for the calls that it leaves out. Raises SpecError for a thing without state.
     """
-    every = {f"{at}": thing for at, thing in enumerate(things)} | named
+    every = {f"{at}": thing for at, thing in enumerate(things)} | keywords
     parts = parts_of(every)
     if own_place() is None:
         return step
@@ -114,13 +114,13 @@ class _Standby(Generic[P, R]):
             if len(set(counts)) > 1:
                 raise SpecError("standby", f"{counts} parts by rank", "name the same things on every rank")
 
-    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> R:
         number, tape = self.calls, GROUPS.tape
         assert tape is not None, "of a known rank"
         GROUPS.between, self.between.is_open = None, False
         tape.begin(f"call {number}")
         left_out = self.committed < 0 or number < self.committed
-        value = (self._left_out if left_out else self._done)(number, lambda: self.step(*arguments, **named))
+        value = (self._left_out if left_out else self._done)(number, lambda: self.step(*arguments, **keywords))
         self.calls += 1
         tape.begin(f"after {self.calls}")
         if self.calls >= ALONE_CALLS:
@@ -172,9 +172,9 @@ class _Standby(Generic[P, R]):
         return True
 
     def _keep(self) -> None:
-        kept = self.at_commit or [None] * len(self.parts)
-        both = zip(self.parts, kept, strict=True)
-        self.before = [one if unchanged(part.read(), one) else part.copied() for part, one in both]
+        copies = self.at_commit or [None] * len(self.parts)
+        both = zip(self.parts, copies, strict=True)
+        self.before = [copy if unchanged(part.read(), copy) else part.copied() for part, copy in both]
 
     def _put_back(self) -> None:
         forget_step(self.things.values())
@@ -191,9 +191,9 @@ class _Standby(Generic[P, R]):
             self.store.set(self.who.key("own", self.who.rank, (number + 1) % 2), _packed((number + 1, data)))
             data = b""
         self.pending.neighbour = self._exchanged(data)
-        kept = value.detach() if isinstance(value, torch.Tensor) else value
+        result = value.detach() if isinstance(value, torch.Tensor) else value
         try:
-            self.store.set(self.who.key("value", self.who.rank, number), pickle.dumps(kept))
+            self.store.set(self.who.key("value", self.who.rank, number), pickle.dumps(result))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             remedy = "return a number, a tensor or nothing: a replacement gets it for the calls that it leaves out"
             raise SpecError("standby: what the step returns", type(value).__name__, f"{remedy} ({error})") from None
@@ -222,7 +222,7 @@ class _Standby(Generic[P, R]):
         if self.group is None:
             raise _LostMemberError("the group of all ranks is closed")
         self.group.allgather([everyone], [torch.tensor(list(row), dtype=torch.int64)]).wait()
-        return [one.tolist() for one in everyone]
+        return [tensor.tolist() for tensor in everyone]
 
     def _exchanged(self, data: bytes) -> bytes:
         """Give to the rank after this one, get of the one before."""
@@ -306,10 +306,10 @@ class _Standby(Generic[P, R]):
 
     def _tell_table(self) -> None:
         """Digests of the last call that counts, to those who were not there."""
-        known, width = bool(self.held.table), len(self.parts)
-        flat = [number for row in self.held.table for number in row] if known else [-1] * (self.size * width)
-        told = next(row for row in self._gathered(flat) if row[0] >= 0)
-        self.held.table = [told[at : at + width] for at in range(0, len(told), width)]
+        has_table, width = bool(self.held.table), len(self.parts)
+        flat = [number for row in self.held.table for number in row] if has_table else [-1] * (self.size * width)
+        digests = next(row for row in self._gathered(flat) if row[0] >= 0)
+        self.held.table = [digests[at : at + width] for at in range(0, len(digests), width)]
 
     def _give_state(self, furthest: int, newcomers: list[int]) -> None:
         """Newcomers get the state as of the last call that counts.
@@ -347,9 +347,9 @@ class _Standby(Generic[P, R]):
                 self.held.neighbour = self._received((rank - 1) % self.size)
         self._gathered([0])
 
-    def _alone_with(self, held: _Held) -> list[int]:
+    def _alone_with(self, agreed: _Held) -> list[int]:
         """Parts that no other rank had."""
-        return [at for at in range(len(self.parts)) if _alone_with_it(held.table, at, self.who.rank)]
+        return [at for at in range(len(self.parts)) if _alone_with_it(agreed.table, at, self.who.rank)]
 
     def _sources(self, rank: int, newcomers: list[int]) -> dict[int, list[int]]:
         """Who gives which shared parts to a newcomer."""

@@ -26,8 +26,8 @@ def tell_imports(store: dist.Store) -> None:
 
     Modules of the script's own are left out: they may do what only a rank that knows who it is shall do.
     """
-    every = [(name, one) for name, one in list(sys.modules.items()) if isinstance(one, ModuleType)]
-    names = [name for name, one in every if str(vars(one).get("__file__")).startswith(INSTALLED)]
+    every = [(name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType)]
+    names = [name for name, module in every if str(vars(module).get("__file__")).startswith(INSTALLED)]
     store.set(KEY, json.dumps(names))
 
 

@@ -167,13 +167,13 @@ def _read(path: Path) -> RankView:
         raise InputFileError(path, "is no log of a rank, or cut off", "let its rank write it anew")
     rows = data.reshape(ROWS, COLUMNS)
     count = int(rows[0, 1])
-    kept = rows[1 : 1 + min(count, ROWS - 1)]
+    entries = rows[1 : 1 + min(count, ROWS - 1)]
     if count > ROWS - 1:
-        kept = np.roll(kept, -(count % (ROWS - 1)), axis=0)
+        entries = np.roll(entries, -(count % (ROWS - 1)), axis=0)
     names, members = [], {}
     for line in _names_of(path).read_text().splitlines():
         name, _, ranks = line.partition("\t")
         names.append(name)
         if ranks:
             members[name] = tuple(map(int, ranks.split(",")))
-    return RankView(int(rows[0, 3]), float(rows[0, 0]), bool(rows[0, 2]), tuple(names), members, kept)
+    return RankView(int(rows[0, 3]), float(rows[0, 0]), bool(rows[0, 2]), tuple(names), members, entries)

@@ -66,9 +66,9 @@ def answer(question: Watch) -> Verdict:
 def answer_at_last(question: Watch) -> Verdict:
     """The same, looking again every second until somebody is to blame or all ranks have ended."""
     while True:
-        found, ended = _answer(question)
-        if found.culprits or ended:
-            return found
+        verdict, ended = _answer(question)
+        if verdict.culprits or ended:
+            return verdict
         time.sleep(1.0)
 
 
@@ -113,7 +113,7 @@ def find_silent(views: Sequence[RankView], now_s: float, patience_s: float) -> l
         else:
             name, number = inside[rank]
             waited = members.get(name, ())
-            frontier |= {one for one in waited if one in by_rank and (entered[one].get(name, 0) <= number)}
+            frontier |= {member for member in waited if member in by_rank and (entered[member].get(name, 0) <= number)}
             frontier |= stopped & set(waited)
     if blamed:
         return [Culprit(rank, "silent", why, 0.0, f"rank {rank} {why}") for rank, why in sorted(blamed.items())]
@@ -190,14 +190,14 @@ def find_slow(own: Mapping[int, Mapping[str, float]]) -> list[Culprit]:
         return []
     names = sorted({name for parts in own.values() for name in parts})
     step = median([sum(parts.values()) for parts in own.values()])
-    found = []
+    culprits = []
     for name in names:
         typical = median([parts.get(name, 0.0) for parts in own.values()])
         for rank, parts in own.items():
             excess = parts.get(name, 0.0) - typical
             if parts.get(name, 0.0) > FACTOR * typical and excess > max(OF_STEP * step, LEAST_S):
                 sentence = f"rank {rank} takes {1e3 * excess:.1f} ms longer than others in {name} of each step"
-                found.append(Culprit(rank, "slow", name, excess, sentence))
-    found.sort(key=lambda one: (-one.excess_s, one.rank, one.where))
+                culprits.append(Culprit(rank, "slow", name, excess, sentence))
+    culprits.sort(key=lambda culprit: (-culprit.excess_s, culprit.rank, culprit.where))
     # Beside a rank that takes a second longer, some milliseconds of another accuse nobody.
-    return [culprit for culprit in found if culprit.excess_s >= BESIDE * found[0].excess_s]
+    return [culprit for culprit in culprits if culprit.excess_s >= BESIDE * culprits[0].excess_s]

@@ -86,12 +86,12 @@ def partitioned_hook(state: Partitioned, bucket: dist.GradBucket) -> torch.futur
     """Reduce one bucket: to be given to `DistributedDataParallel.register_comm_hook` with a `Partitioned`."""
     if bucket.index() == 0:
         state.underway.clear()  # of a backward pass that raised
-    one = _Bucket(state, bucket.buffer())
-    state.underway.append(one)
+    reduction = _Bucket(state, bucket.buffer())
+    state.underway.append(reduction)
     state.underway[:] = [other for other in state.underway if not other.go_on()]
     while bucket.is_last() and state.underway:
         state.underway[:] = [other for other in state.underway if not other.go_on()]
-    return one.result
+    return reduction.result
 
 
 def apply(model: object, local: int | None = None, **parameters: object) -> Partitioned:

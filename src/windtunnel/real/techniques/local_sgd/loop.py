@@ -55,9 +55,13 @@ class LearningRate:
         """Where the schedule stands."""
         return {"round": self.round, "local": self.local, "first": list(self.first)}
 
-    def load_state_dict(self, found: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
-        self.round, self.local, self.first = int(found["round"]), int(found["local"]), list(found["first"])
+        self.round, self.local, self.first = (
+            int(state_dict["round"]),
+            int(state_dict["local"]),
+            list(state_dict["first"]),
+        )
         self._set()
 
 
@@ -101,8 +105,8 @@ def apply(
         raise SpecError(
             "model", type(model).__name__, "give the module itself: this takes DistributedDataParallel's place"
         )
-    said = {"rounds": "constant", "steps": "constant", **parameters}
-    plan = LocalPlan(**said)  # type: ignore[arg-type]  # it checks them
+    settings = {"rounds": "constant", "steps": "constant", **parameters}
+    plan = LocalPlan(**settings)  # type: ignore[arg-type]  # it checks them
     local = LocalSGD(model, LearningRate(optimizer, plan), group)
     first = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in (*model.parameters(), *model.buffers()):  # all begin alike

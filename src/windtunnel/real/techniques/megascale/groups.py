@@ -26,24 +26,24 @@ Family = Sequence[Sequence[int]]
 
 def checked(families: Sequence[Family], world: int) -> list[list[tuple[int, ...]]]:
     """Families with sorted groups. Raises SpecError for one that does not hold each rank exactly once."""
-    found = []
+    sorted_families = []
     for family in families:
         groups = sorted(tuple(sorted(ranks)) for ranks in family)
         if sorted(rank for ranks in groups for rank in ranks) != list(range(world)):
             raise SpecError("family", [list(ranks) for ranks in family], f"hold each rank of 0 to {world - 1} once")
-        found.append(groups)
-    return found
+        sorted_families.append(groups)
+    return sorted_families
 
 
 def make_groups(
     families: Sequence[Family], *, backend: str | None = None, timeout_s: float | None = None
 ) -> list[object]:  # fmt: skip
     """The process group that this rank is in, of each family. Every rank gives the same families in the same order."""
-    rank, made = dist.get_rank(), []
+    rank, groups = dist.get_rank(), []
     limit = None if timeout_s is None else timedelta(seconds=timeout_s)
     for family in checked(families, dist.get_world_size()):
         members = next(ranks for ranks in family if rank in ranks)
-        made.append(
+        groups.append(
             dist.new_group(list(members), timeout=limit, backend=backend, use_local_synchronization=True)
         )  # fmt: skip
-    return made
+    return groups

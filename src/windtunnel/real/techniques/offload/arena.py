@@ -53,8 +53,8 @@ class HostedLayer:
         self.layer, self.parameters, self.arena, self.down, self.up = layer, list(parameters), arena, down, up
         self.on_gpu = bool(self.parameters) and self.parameters[0].is_cuda
         self.host = [self._pinned(parameter.detach().to("cpu", copy=True)) for parameter in self.parameters]
-        for kept, parameter in zip(self.host, self.parameters, strict=True):
-            kept.requires_grad_(parameter.requires_grad)
+        for on_host, parameter in zip(self.host, self.parameters, strict=True):
+            on_host.requires_grad_(parameter.requires_grad)
         self.stream = torch.cuda.Stream() if self.on_gpu else None
         self.bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
         self.gradient_bytes = sum(
@@ -80,29 +80,29 @@ class HostedLayer:
 
         def copy() -> None:
             with torch.no_grad():
-                for kept, parameter in zip(self.host, self.parameters, strict=True):
+                for on_host, parameter in zip(self.host, self.parameters, strict=True):
                     parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
                     with torch.autograd._unsafe_preserve_version_counter(parameter):
-                        parameter.copy_(kept.detach(), non_blocking=self.on_gpu)
+                        parameter.copy_(on_host.detach(), non_blocking=self.on_gpu)
 
         self._on_stream(copy, self.down, self.bytes)
         self.here = True
 
     def add_left(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Add what earlier micro-batches left on the host to these gradients, on the device."""
-        for kept, gradient in zip(self.host, gradients, strict=True):
-            if gradient is not None and kept.grad is not None:
-                gradient.add_(kept.grad.to(gradient.device))
+        for on_host, gradient in zip(self.host, gradients, strict=True):
+            if gradient is not None and on_host.grad is not None:
+                gradient.add_(on_host.grad.to(gradient.device))
 
     def gradients_out(self, gradients: Sequence[torch.Tensor | None], *, add: bool) -> None:
         """Copy gradients to the host's parameters; with `add`, on top of what an earlier micro-batch left."""
 
         def copy() -> None:
-            for kept, gradient in zip(self.host, gradients, strict=True):
+            for on_host, gradient in zip(self.host, gradients, strict=True):
                 if gradient is None:
                     continue
                 here = gradient.to("cpu") if self.on_gpu else gradient
-                kept.grad = here if not add or kept.grad is None else kept.grad.add_(here)
+                on_host.grad = here if not add or on_host.grad is None else on_host.grad.add_(here)
 
         self._on_stream(copy, self.up, self.gradient_bytes)
 

@@ -117,7 +117,7 @@ class _Unit:
 
     def kept(self) -> list[_Copies]:
         """Of forward passes that have not come back, newest last; those of one that failed went with its graph."""
-        there = [one for came in self._came if (one := came()) is not None]
+        there = [copies for came in self._came if (copies := came()) is not None]
         self._came = [ref(copies) for copies in there]
         return there
 
@@ -131,10 +131,10 @@ class _Unit:
     def end(self, copies: _Copies | None = None) -> None:
         """The backward pass is over for these, or for all."""
         there = self.kept()
-        gone = [one for one in there if copies in (None, one)]
-        self._came = [ref(one) for one in there if one not in gone]
-        for one in (*gone, *self._again):
-            one.drop()
+        ended = [each for each in there if copies in (None, each)]
+        self._came = [ref(each) for each in there if each not in ended]
+        for each in (*ended, *self._again):
+            each.drop()
         self._again.clear()
 
     def ask(self) -> _Copies:
@@ -177,10 +177,10 @@ class _Unit:
         copies.wait()
         self.put([_Copied.apply(parameter, copies, at) for at, parameter in enumerate(self.parameters)])
         if torch.is_grad_enabled():
-            taught = [one for one in inputs if one.requires_grad and not one.is_leaf]
+            taught = [tensor for tensor in inputs if tensor.requires_grad and not tensor.is_leaf]
             copies.left = sum(p.requires_grad for p in self.parameters) + len(taught)
-            for one in taught:
-                one.register_hook(lambda gradient, copies=copies: copies.arrived())
+            for tensor in taught:
+                tensor.register_hook(lambda gradient, copies=copies: copies.arrived())
         return copies
 
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -206,8 +206,8 @@ class Hosted:
         self.fetches = ThreadPoolExecutor(1, "fetch")
         self.ending = False
         for parameter in model.parameters():
-            kept = parameter.detach().cpu()
-            parameter.data = kept.pin_memory() if self.stream is not None else kept
+            on_host = parameter.detach().cpu()
+            parameter.data = on_host.pin_memory() if self.stream is not None else on_host
         in_layers = {id(p) for group in own for p in group}
         rest = [p for p in model.parameters() if id(p) not in in_layers]
         self.layers = [_Unit(self, number, list(group)) for number, group in enumerate(own)]
@@ -225,37 +225,37 @@ class Hosted:
     # A copy of the model, such as an average of its weights, has the hooks too: it computes where its weights are.
 
     def _before(self, unit: _Unit, own: int) -> Hook:
-        def before(module: nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
+        def before(module: nn.Module, arguments: tuple[object, ...], keywords: dict[str, object]) -> None:
             if id(module) != own:
                 return
             if unit is self.rest:
                 self.ending = False  # of a backward pass that failed
                 self._forget()
-            unit.entered.append(unit.enter(_tensors([*given, *named.values()])))
+            unit.entered.append(unit.enter(_tensors([*arguments, *keywords.values()])))
             ahead = self.layers[: self.window] if unit is self.rest else self.layers[unit.number + self.window :][:1]
-            for one in ahead if not _in_backward() else ():
-                one.ask()
+            for following in ahead if not _in_backward() else ():
+                following.ask()
 
         return not_traced(before)
 
     def _after(self, unit: _Unit, own: int) -> Hook:
         stays = unit is self.rest or unit.number >= len(self.layers) - 1 - self.window
 
-        def after(module: nn.Module, given: object, named: object, out: object) -> None:
+        def after(module: nn.Module, arguments: object, keywords: object, out: object) -> None:
             if id(module) != own:
                 return
             unit.put(unit.parameters)
-            copies, made = unit.entered.pop(), _tensors(out)
+            copies, outputs = unit.entered.pop(), _tensors(out)
             if unit is self.rest:
                 self._forget()
-            if not torch.is_grad_enabled() or (made and not any(one.requires_grad for one in made)):
+            if not torch.is_grad_enabled() or (outputs and not any(tensor.requires_grad for tensor in outputs)):
                 copies.drop()
                 return
             unit.keep(copies)
-            for one in made:
-                if one.requires_grad:
-                    one.register_hook(lambda gradient: self._before_backward(copies))
-            if made and not stays and not _in_backward():
+            for tensor in outputs:
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: self._before_backward(copies))
+            if outputs and not stays and not _in_backward():
                 copies.drop()
 
         return not_traced(after)

@@ -121,32 +121,34 @@ def apply(
         raise SpecError("model", type(model).__name__, remedy)
     if isinstance(model, torch._dynamo.OptimizedModule):
         raise SpecError("model", type(model).__name__, "give the model before torch.compile")
-    found = list(layers) if layers is not None else _layers_of(model)
-    if len(found) < 2:
-        raise SpecError("layers", len(found), "give the module's layers, two or more, in the order in which they run")
+    all_layers = list(layers) if layers is not None else _layers_of(model)
+    if len(all_layers) < 2:
+        raise SpecError(
+            "layers", len(all_layers), "give the module's layers, two or more, in the order in which they run"
+        )
     if optimizer is None and (process_group is not None or updaters != 1):
         raise SpecError(
             "optimizer", None, "process_group and updaters are of layers that are updated in the backward pass"
         )
-    if any(layer in _AWAY for layer in found):
+    if any(layer in _AWAY for layer in all_layers):
         raise SpecError("model", type(model).__name__, "it has a window already: close() that one first")
     if updaters < 1:
         raise SpecError("updaters", updaters, "give 1 or more")
     budget = None if device_memory is None else parse_bytes(device_memory, "device_memory")
     if optimizer is None:
-        if isinstance(window, int) and not 1 <= window < len(found):
-            raise SpecError("window", window, f"give 1 to {len(found) - 1}, layers beside the one that computes")
+        if isinstance(window, int) and not 1 <= window < len(all_layers):
+            raise SpecError("window", window, f"give 1 to {len(all_layers) - 1}, layers beside the one that computes")
         if sharded is not None:
-            return host_shards(model, found, 1 if window == "auto" else window)
+            return host_shards(model, all_layers, 1 if window == "auto" else window)
         where = torch.device(device) if device is not None else next(model.parameters()).device
-        return host(model, found, _owned(model, found), window, budget, where, link_bytes_per_s)
+        return host(model, all_layers, _owned(model, all_layers), window, budget, where, link_bytes_per_s)
     if window == "auto":
         if budget is None:
             raise SpecError("device_memory", None, "a window by formula needs a budget, e.g. '8 GiB'")
-        window = chosen_window(model, found, budget)
-    if not 1 <= window <= len(found):
-        raise SpecError("window", window, f"give 1 to {len(found)}, the number of layers")
-    return Windowed(model, found, optimizer, window, updaters, link_bytes_per_s, process_group)
+        window = chosen_window(model, all_layers, budget)
+    if not 1 <= window <= len(all_layers):
+        raise SpecError("window", window, f"give 1 to {len(all_layers)}, the number of layers")
+    return Windowed(model, all_layers, optimizer, window, updaters, link_bytes_per_s, process_group)
 
 
 def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -> int:
@@ -160,8 +162,8 @@ def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -
     rest: int = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
     away = len(layers) - window
     stays: int = (2 + MOMENTS) * (rest + sum(sizes[away:]))
-    gone = sorted(sizes[:away], reverse=True)
-    moving: int = sum(gone[: window + 1]) + sum(gone[:2])
+    largest_first = sorted(sizes[:away], reverse=True)
+    moving: int = sum(largest_first[: window + 1]) + sum(largest_first[:2])
     return stays + moving
 
 
@@ -196,8 +198,8 @@ class Windowed:
         down, up = Link(link_bytes_per_s), Link(link_bytes_per_s)
         own = _owned(model, layers)
         self.hosted = [
-            HostedLayer(layer, held, self.arena, down, up)
-            for layer, held in zip(layers[: self.away], own[: self.away], strict=True)
+            HostedLayer(layer, parameters, self.arena, down, up)
+            for layer, parameters in zip(layers[: self.away], own[: self.away], strict=True)
         ]
         hosted = {id(parameter) for layer in self.hosted for parameter in layer.parameters}
         self.rest = [p for p in model.parameters() if id(p) not in hosted and p.requires_grad]
@@ -399,31 +401,37 @@ class Windowed:
             "rest": self.rest_optimizer.state_dict() if self.rest_optimizer is not None else None,
         }
 
-    def load_state_dict(self, found: WindowState) -> None:
+    def load_state_dict(self, state_dict: WindowState) -> None:
         """Go on from a `state_dict` of the same model and window. Raises SpecError for another window."""
-        if len(found["layers"]) != len(self.optimizers):
-            raise SpecError("window", self.window, f"the state has {len(found['layers'])} layers away from the device")
+        if len(state_dict["layers"]) != len(self.optimizers):
+            raise SpecError(
+                "window", self.window, f"the state has {len(state_dict['layers'])} layers away from the device"
+            )
         self.wait()
         self._half_done = False
         for number in list(self._coming):
             self._go(number)
         self._updating.clear()
-        hosted = {id(p): kept for layer in self.hosted for p, kept in zip(layer.parameters, layer.host, strict=True)}
+        hosted = {
+            id(p): on_host for layer in self.hosted for p, on_host in zip(layer.parameters, layer.host, strict=True)
+        }
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                hosted.get(id(parameter), parameter).copy_(found["model"][name])
-        for optimizer, state in zip(self.optimizers, found["layers"], strict=True):
+                hosted.get(id(parameter), parameter).copy_(state_dict["model"][name])
+        for optimizer, state in zip(self.optimizers, state_dict["layers"], strict=True):
             if optimizer is not None:
                 optimizer.load_state_dict(state)
         if self.rest_optimizer is not None:
-            self.rest_optimizer.load_state_dict(found["rest"])
+            self.rest_optimizer.load_state_dict(state_dict["rest"])
         for number in range(min(self.window, self.away)):
             self._ask(number)
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter by name, those of the host from there; copies."""
         self.wait()
-        hosted = {id(p): kept for layer in self.hosted for p, kept in zip(layer.parameters, layer.host, strict=True)}
+        hosted = {
+            id(p): on_host for layer in self.hosted for p, on_host in zip(layer.parameters, layer.host, strict=True)
+        }
         return {
             name: hosted.get(id(parameter), parameter).detach().clone()
             for name, parameter in self.model.named_parameters()
@@ -506,7 +514,7 @@ def _first_tensor(out: object) -> torch.Tensor | None:
     if isinstance(out, torch.Tensor):
         return out
     if isinstance(out, tuple | list):
-        return next((one for one in out if isinstance(one, torch.Tensor) and one.requires_grad), None)
+        return next((tensor for tensor in out if isinstance(tensor, torch.Tensor) and tensor.requires_grad), None)
     if isinstance(out, dict):
         return _first_tensor(tuple(out.values()))
     return None

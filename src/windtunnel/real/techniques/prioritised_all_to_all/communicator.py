@@ -189,8 +189,8 @@ class Communicator:
                 ]
                 for queue in self._queues.values():
                     queue.clear()
-            for one in (*waiting, *([part] if "part" in locals() else [])):
-                one.finish(failure)
+            for operation in (*waiting, *([part] if "part" in locals() else [])):
+                operation.finish(failure)
 
     def _settled(self, flying: deque[tuple[Operation, object]]) -> int:
         """What goes next; what flies has landed before there is anything to wait for."""

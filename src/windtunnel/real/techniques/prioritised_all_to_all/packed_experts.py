@@ -71,15 +71,15 @@ class PackedExperts:
             raise SpecError("packing", packing, f"give one of {', '.join(map(str, self._groups))}")
         size, old = self.world // packing, self.world // self.packing
         mine = range(self.rank % size * packing, (self.rank % size + 1) * packing)
-        kept: dict[int, torch.Tensor] = {}
+        weights: dict[int, torch.Tensor] = {}
         shape = next(iter(self.weights.values()))
         for expert in range(self.world):
             source = expert // self.packing % old  # of the first block
             weight = self.weights[expert].detach().clone() if self.rank == source else torch.empty_like(shape)
             dist.broadcast(weight, source)
             if expert in mine:
-                kept[expert] = weight.requires_grad_()
-        self.weights, self.packing = kept, packing
+                weights[expert] = weight.requires_grad_()
+        self.weights, self.packing = weights, packing
 
     def __call__(self, x: torch.Tensor, expert_of: torch.Tensor) -> torch.Tensor:
         """Each token through its expert. x: [tokens, width]; expert_of: int[tokens]."""

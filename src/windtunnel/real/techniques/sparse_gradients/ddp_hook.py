@@ -59,20 +59,20 @@ class State:
     def state_dict(self) -> dict[str, object]:
         """Everything that a run needs to go on; each rank's is its own."""
         return {
-            "residual": {name: kept.clone() for name, kept in self.residual.items()},
-            "velocity": {name: kept.clone() for name, kept in self.velocity.items()},
+            "residual": {name: tensor.clone() for name, tensor in self.residual.items()},
+            "velocity": {name: tensor.clone() for name, tensor in self.velocity.items()},
             "log_tau": self.log_tau,
             "step": self.step,
         }
 
-    def load_state_dict(self, found: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`. Raises SpecError where it is of another model."""
-        unknown = sorted(set(found["residual"]) - set(self.names.values()))
+        unknown = sorted(set(state_dict["residual"]) - set(self.names.values()))
         if unknown:
             raise SpecError("residual", unknown[0], "the state is of another model: it has no such parameter")
-        self.residual = {name: kept.clone() for name, kept in found["residual"].items()}
-        self.velocity = {name: kept.clone() for name, kept in found["velocity"].items()}
-        self.log_tau, self.step = found["log_tau"], int(found["step"])
+        self.residual = {name: tensor.clone() for name, tensor in state_dict["residual"].items()}
+        self.velocity = {name: tensor.clone() for name, tensor in state_dict["velocity"].items()}
+        self.log_tau, self.step = state_dict["log_tau"], int(state_dict["step"])
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Of a parameter of the module that this state was made for."""
@@ -111,13 +111,13 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     rows = []
     for name, gradient in parts:
         flat = gradient.reshape(-1)
-        kept = state.residual.setdefault(name, torch.zeros_like(flat))
+        residual = state.residual.setdefault(name, torch.zeros_like(flat))
         if momentum:
             velocity = state.velocity.setdefault(name, torch.zeros_like(flat))
             velocity.mul_(momentum).add_(flat)
             flat = velocity
-        kept.add_(flat)
-        rows.append(nn.functional.pad(kept, (0, -kept.numel() % chunk)).view(-1, chunk))
+        residual.add_(flat)
+        rows.append(nn.functional.pad(residual, (0, -residual.numel() % chunk)).view(-1, chunk))
     stacked = torch.cat(rows)
     magnitude = stacked.abs().mean(1)
     dist.all_reduce(magnitude, group=group)
@@ -138,10 +138,10 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
         for (name, gradient), row in zip(parts, rows, strict=True):
             end, count = at + len(row), gradient.numel()
             gradient.copy_(whole[at:end].reshape(-1)[:count].view_as(gradient))
-            gone = keep[at:end, None].expand(-1, chunk).reshape(-1)[:count]
-            state.residual[name].masked_fill_(gone, 0.0)
+            is_sent = keep[at:end, None].expand(-1, chunk).reshape(-1)[:count]
+            state.residual[name].masked_fill_(is_sent, 0.0)
             if momentum:
-                state.velocity[name].masked_fill_(gone, 0.0)
+                state.velocity[name].masked_fill_(is_sent, 0.0)
             at = end
         return bucket.buffer()
 

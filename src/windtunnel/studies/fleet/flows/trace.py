@@ -123,17 +123,17 @@ class Transfer(NamedTuple):
 
 def on_switch(transfers: Iterable[Transfer], n_ports: int, port_bytes_per_s: float) -> Coflows:
     """The coflows of these transfers on a switch. Raises SpecError for a port that is not there."""
-    given = list(transfers)
-    source = np.concatenate([np.zeros(0, np.int64), *(t.source for t in given)])
-    target = np.concatenate([np.zeros(0, np.int64), *(t.target for t in given)])
+    all_transfers = list(transfers)
+    source = np.concatenate([np.zeros(0, np.int64), *(t.source for t in all_transfers)])
+    target = np.concatenate([np.zeros(0, np.int64), *(t.target for t in all_transfers)])
     for ports in (source, target):
         wrong = ports[(ports < 0) | (ports >= n_ports)]
         if len(wrong):
             raise SpecError("port", int(wrong[0]), f"ports are numbered from 0 to {n_ports - 1}")
     return Coflows(
-        np.array([t.arrival_ns for t in given], np.int64),
-        np.repeat(np.arange(len(given)), [len(t.source) for t in given]).astype(np.int64),
-        np.concatenate([np.zeros(0), *(t.bytes_total for t in given)]),
+        np.array([t.arrival_ns for t in all_transfers], np.int64),
+        np.repeat(np.arange(len(all_transfers)), [len(t.source) for t in all_transfers]).astype(np.int64),
+        np.concatenate([np.zeros(0), *(t.bytes_total for t in all_transfers)]),
         2 * np.arange(len(source) + 1, dtype=np.int64),
         np.stack([2 * source, 2 * target + 1], axis=1).astype(np.int32).reshape(-1),
         np.full(2 * n_ports, float(port_bytes_per_s)),

@@ -54,14 +54,14 @@ def hybrid_jobs(jobs: Jobs, clouds: Clouds) -> list[HybridJob]:
     """Jobs with label and data; what the trace does not say is public, and without data. Raises SpecError."""
     blank = [""] * len(jobs)
     labels, sizes, places = (jobs.columns.get(column, blank) for column in ("privacy", "data_gb", "data_at"))
-    made = []
+    result = []
     for index in range(len(jobs)):
         where = jobs.where(index)
         at = clouds.position_of(places[index]) if places[index] else 0
         if at is None:
             text = ", ".join(cloud.name for cloud in clouds.pools)
             raise SpecError("data_at", places[index], f"name a pool: {text}", where)
-        made.append(
+        result.append(
             HybridJob(
                 index,
                 float(jobs.submit_s[index]),
@@ -72,7 +72,7 @@ def hybrid_jobs(jobs: Jobs, clouds: Clouds) -> list[HybridJob]:
                 at,
             )
         )
-    return made
+    return result
 
 
 def _gigabytes(text: str, where: str) -> float:
@@ -104,9 +104,9 @@ def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | N
         at = job.data_at
         for stay in stays:
             cloud = clouds.pools[stay.pool]
-            held = (stay.end_s - stay.start_s) * job.gpus
-            gpu_s += held
-            cost += held * cloud.price_per_gpu_s
+            stay_gpu_s = (stay.end_s - stay.start_s) * job.gpus
+            gpu_s += stay_gpu_s
+            cost += stay_gpu_s * cloud.price_per_gpu_s
             if stay.pool != at:  # data follows the job
                 cost += job.data_gb * clouds.pools[at].egress_per_gb
                 moved += job.data_gb

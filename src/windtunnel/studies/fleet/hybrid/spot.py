@@ -50,7 +50,7 @@ class SpotRun:
 
 def spot_run(work_s: float, ready_s: float, ups: Ups, startup_s: float, checkpoint_s: float) -> SpotRun:
     """A job that waits for its zone whenever that is down. `startup_s` before each stretch but the first."""
-    done = held = 0.0
+    done = held_s = 0.0
     lost = 0
     now, first = ready_s, -1.0
     pause = 0.0
@@ -61,8 +61,8 @@ def spot_run(work_s: float, ready_s: float, ups: Ups, startup_s: float, checkpoi
             first = now
         need = pause + work_s - done
         if now + need <= end:
-            return SpotRun(first, now + need, held + need, lost)
-        held += end - now
+            return SpotRun(first, now + need, held_s + need, lost)
+        held_s += end - now
         done = surviving_work_s(done + max(end - now - pause, 0.0), checkpoint_s)
         lost += 1
         pause = startup_s

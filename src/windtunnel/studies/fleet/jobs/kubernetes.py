@@ -165,9 +165,9 @@ class Part:
                 text_at(c, "reason") for c in items_at(status, "conditions") if text_at(c, "type") == "Finished"
             )
             words = ["Failed" if "fail" in reason.lower() else "Finished"]
-        known = {STATES[word.lower()] for word in words if word.lower() in STATES}
-        if known:
-            return next(state for state in ORDER if state in known)
+        states = {STATES[word.lower()] for word in words if word.lower() in STATES}
+        if states:
+            return next(state for state in ORDER if state in states)
         return (RUNNING if self.start() is not None else PENDING) if status else ""
 
     def start(self) -> float | None:
@@ -193,11 +193,15 @@ class Part:
                 time_at(entry, "state", "terminated", "finishedAt") for entry in items_at(status, "containerStatuses")
             ]
             return max((end for end in ends if end is not None), default=None) if None not in ends else None
-        said = time_at(status, "completionTime") or time_at(status, "endTime")
-        if said is None and text_at(status, "state", "phase").lower() in STATES and self.state() in (COMPLETED, FAILED):
-            said = time_at(status, "state", "lastTransitionTime")
+        end_s = time_at(status, "completionTime") or time_at(status, "endTime")
+        if (
+            end_s is None
+            and text_at(status, "state", "phase").lower() in STATES
+            and self.state() in (COMPLETED, FAILED)
+        ):
+            end_s = time_at(status, "state", "lastTransitionTime")
         over = (time for word, time in self.conditions.items() if STATES.get(word.lower()) in (COMPLETED, FAILED))
-        return said if said is not None else next(over, None)
+        return end_s if end_s is not None else next(over, None)
 
     def pods(self) -> Pods:
         """Its pods at one time."""
@@ -278,17 +282,17 @@ class Part:
     def _gpus_of_claim(self, claim: Object, name: str, notes: Notes) -> int:
         """GPUs that one claim of a pod gets, by the template that it names."""
         space, template = text_at(self.item, "metadata", "namespace"), text_at(claim, "resourceClaimTemplateName")
-        found = self.templates.get(f"{CLAIMS} {space}/{template}" if space else f"{CLAIMS} {template}")
-        if found is None:
+        claim_template = self.templates.get(f"{CLAIMS} {space}/{template}" if space else f"{CLAIMS} {template}")
+        if claim_template is None:
             notes.add("claims devices (resourceClaims) by no template of the file: they do not count", name)
             return 0
         total = 0
-        for request in items_at(found, "spec", "spec", "devices", "requests"):
-            asked = mapping_at(request, "exactly") or next(iter(items_at(request, "firstAvailable")), request)
-            if text_at(asked, "allocationMode") == "All":
+        for request in items_at(claim_template, "spec", "spec", "devices", "requests"):
+            demand = mapping_at(request, "exactly") or next(iter(items_at(request, "firstAvailable")), request)
+            if text_at(demand, "allocationMode") == "All":
                 notes.add("claims all devices of a node: they do not count", name)
-            elif _is_gpu_class(text_at(asked, "deviceClassName")):
-                total += count_at(asked, "count")
+            elif _is_gpu_class(text_at(demand, "deviceClassName")):
+                total += count_at(demand, "count")
         return total
 
     def word(self, names: Sequence[str]) -> str:
@@ -311,22 +315,22 @@ class Part:
 
     def topologies(self) -> list[str]:
         """What its pods ask of the topology, as `required LEVEL`; of slices `slice LEVEL`."""
-        spec, found = mapping_at(self.item, "spec"), []
+        spec, topologies = mapping_at(self.item, "spec"), []
         if self.kind == "Workload":
             for entry in items_at(spec, "podSets"):
-                asked = mapping_at(entry, "topologyRequest")
-                found += [
-                    f"{word} {text_at(asked, word)}" for word in ("required", "preferred") if text_at(asked, word)
+                demand = mapping_at(entry, "topologyRequest")
+                topologies += [
+                    f"{word} {text_at(demand, word)}" for word in ("required", "preferred") if text_at(demand, word)
                 ]
-                found += ["unconstrained"] if asked.get("unconstrained") is True else []
-                found += ["slice"] if text_at(asked, "podSetSliceRequiredTopology") else []
-            return found
+                topologies += ["unconstrained"] if demand.get("unconstrained") is True else []
+                topologies += ["slice"] if text_at(demand, "podSetSliceRequiredTopology") else []
+            return topologies
         template = self.item if self.kind == "Pod" else mapping_at(spec, "template")
         for key, value in mapping_at(template, "metadata", "annotations").items():
             word = TOPOLOGY.get(str(key))
             if word:
-                found.append(word if word == "unconstrained" else f"{word} {value}")
-        return found
+                topologies.append(word if word == "unconstrained" else f"{word} {value}")
+        return topologies
 
 
 def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
@@ -351,8 +355,8 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     if not gpus and all(part.state() != RUNNING for part in group):
         notes.add(f"is a {head.kind} that asks for no GPU as far as the file says", name)
     upper = [part for part in (top, workload) if part is not None]
-    told = upper or pods
-    state = next((word for part in told if (word := part.state())), "")
+    state_parts = upper or pods
+    state = next((word for part in state_parts if (word := part.state())), "")
     start = _first(part.start() for part in upper)
     if start is None:
         start = min((time for part in pods if (time := part.start()) is not None), default=None)
@@ -397,15 +401,15 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
 
 def _topology(parts: Sequence[Part], name: str, notes: Notes) -> tuple[str, int | None]:
     """What is asked of Kueue's topology, and GPUs of each pod; empty and None where nothing is."""
-    said = [words for part in parts for words in part.topologies()]
-    if any(words.startswith("slice") for words in said):
+    topologies = [words for part in parts for words in part.topologies()]
+    if any(words.startswith("slice") for words in topologies):
         notes.add("asks for slices in the topology: not modelled, its other words stand", name)
-    asked = [words for words in said if not words.startswith("slice")]
-    if not asked:
+    requests = [words for words in topologies if not words.startswith("slice")]
+    if not requests:
         return "", None
-    if len(set(asked)) > 1:
+    if len(set(requests)) > 1:
         notes.add("asks for unlike places of its pods: the first stands for all", name)
-    return asked[0], max((part.gpus_of_largest_pod() for part in parts), default=0) or None
+    return requests[0], max((part.gpus_of_largest_pod() for part in parts), default=0) or None
 
 
 def _evictions(workload: Part | None, name: str, notes: Notes) -> None:
@@ -431,15 +435,15 @@ def _is_gpu_class(name: str) -> bool:
 
 def _gpus_of_container(container: Object, name: str, notes: Notes) -> int:
     resources = mapping_at(container, "resources")
-    asked = {**mapping_at(resources, "requests"), **mapping_at(resources, "limits")}
+    requests = {**mapping_at(resources, "requests"), **mapping_at(resources, "limits")}
     total = 0
-    for key in asked:
+    for key in requests:
         if key in GPU_RESOURCES or str(key).startswith(SLICES):
-            total += count_at(asked, key, default=0)
+            total += count_at(requests, key, default=0)
             if str(key).startswith(SLICES[0]):
                 notes.add("asks for MIG slices, which count as whole GPUs", name)
         elif str(key).startswith(DEVICE_CLASS) and _is_gpu_class(str(key).removeprefix(DEVICE_CLASS)):
-            total += count_at(asked, str(key), default=0)
+            total += count_at(requests, str(key), default=0)
         elif key == SHARES:
             notes.add(f"asks for shares of GPUs ({SHARES}), which do not count", name)
     return total

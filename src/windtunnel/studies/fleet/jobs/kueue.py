@@ -73,8 +73,8 @@ def _weight(text: str) -> float:
 
 
 def _limit(rows: Sequence[Object], key: str) -> int | None:
-    said = [count_at(row, key, default=0) for row in rows if text_at(row, key)]
-    return sum(said) if len(said) == len(rows) and rows else None
+    limits = [count_at(row, key, default=0) for row in rows if text_at(row, key)]
+    return sum(limits) if len(limits) == len(rows) and rows else None
 
 
 def cluster_queues(objects: Sequence[Object]) -> dict[str, str]:

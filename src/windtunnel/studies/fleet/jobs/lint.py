@@ -35,17 +35,17 @@ class Finding:
 
 def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
     """All findings, errors first."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def add(kind: str, severity: str, rows: NDArray[np.int64], text: str, remedy: str) -> None:
         if len(rows):
-            named = [jobs.name[at] for at in rows[:NAMED].tolist()]
+            names = [jobs.name[at] for at in rows[:NAMED].tolist()]
             places = ", ".join(
-                f"{name} (line {int(jobs.line[at])})" for name, at in zip(named, rows.tolist(), strict=False)
+                f"{name} (line {int(jobs.line[at])})" for name, at in zip(names, rows.tolist(), strict=False)
             )
             more = ", ..." if len(rows) > NAMED else ""
             count = f"{len(rows)} job{'s' * (len(rows) > 1)} {text}: {places}{more}"
-            found.append(Finding(kind, severity, count, remedy, tuple(jobs.name[at] for at in rows.tolist())))
+            findings.append(Finding(kind, severity, count, remedy, tuple(jobs.name[at] for at in rows.tolist())))
 
     submit, duration, deadline, start = jobs.submit_s, jobs.duration_s, jobs.deadline_s, jobs.start_s
     unstarted = np.array(jobs.columns.get("ended", [""] * len(jobs))) == "cancelled"  # such a job asks for nothing
@@ -107,10 +107,10 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
             "check deadlines",
         )
     if not logged:
-        found.extend(_order(jobs))
-        found.extend(_copies(jobs))
-    found.extend(_load(jobs, site))
-    return sorted(found, key=lambda finding: finding.severity != "error")
+        findings.extend(_order(jobs))
+        findings.extend(_copies(jobs))
+    findings.extend(_load(jobs, site))
+    return sorted(findings, key=lambda finding: finding.severity != "error")
 
 
 def _order(jobs: Jobs) -> Sequence[Finding]:
@@ -149,8 +149,8 @@ def _copies(jobs: Jobs) -> Sequence[Finding]:
             copies.append(at)
         seen.setdefault(key, at)
     if len(copies) > max(len(jobs) // 20, 1):
-        named = ", ".join(jobs.name[at] for at in copies[:NAMED])
-        text = f"{len(copies)} jobs look like copies of others (same submission, GPUs and duration): {named}, ..."
+        names = ", ".join(jobs.name[at] for at in copies[:NAMED])
+        text = f"{len(copies)} jobs look like copies of others (same submission, GPUs and duration): {names}, ..."
         return [
             Finding(
                 "copies", "warning", text, "check that lines were not doubled", tuple(jobs.name[at] for at in copies)

@@ -18,20 +18,20 @@ def _at(value: object, *keys: str) -> object:
 
 def mapping_at(value: object, *keys: str) -> Object:
     """The mapping that stands under these keys; empty where none does."""
-    found = _at(value, *keys)
-    return found if isinstance(found, Mapping) else {}
+    inner = _at(value, *keys)
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def items_at(value: object, *keys: str) -> list[Object]:
     """The mappings of the list under these keys."""
-    found = _at(value, *keys)
-    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+    inner = _at(value, *keys)
+    return [each for each in inner if isinstance(each, Mapping)] if isinstance(inner, list) else []
 
 
 def text_at(value: object, *keys: str) -> str:
     """The text or number under these keys as text; empty where there is none."""
-    found = _at(value, *keys)
-    return str(found) if isinstance(found, str | int | float) and not isinstance(found, bool) else ""
+    inner = _at(value, *keys)
+    return str(inner) if isinstance(inner, str | int | float) and not isinstance(inner, bool) else ""
 
 
 def count_at(value: object, *keys: str, default: int = 1) -> int:
@@ -42,12 +42,12 @@ def count_at(value: object, *keys: str, default: int = 1) -> int:
 
 def time_at(value: object, *keys: str) -> float | None:
     """Seconds since 1970."""
-    found = _at(value, *keys)
-    if isinstance(found, str):
+    inner = _at(value, *keys)
+    if isinstance(inner, str):
         try:
-            found = datetime.fromisoformat(found.replace("Z", "+00:00"))
+            inner = datetime.fromisoformat(inner.replace("Z", "+00:00"))
         except ValueError:
             return None
-    if not isinstance(found, datetime):
+    if not isinstance(inner, datetime):
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (inner if inner.tzinfo else inner.replace(tzinfo=UTC)).timestamp()

@@ -107,9 +107,9 @@ def _first_line(path: Path) -> str:
 
 def jobs_of(table: Table) -> Jobs:
     """Jobs of a table of one trace."""
-    named = {key: next((alias for alias in names if table.has(alias)), None) for key, names in ALIASES.items()}
+    column_of = {key: next((alias for alias in names if table.has(alias)), None) for key, names in ALIASES.items()}
     for key in ("submit_s", "gpus"):
-        if named[key] is None:
+        if column_of[key] is None:
             text = ", ".join(table.columns) or "no column"
             raise InputFileError(
                 table.source, f"has no column {key} (it has {text})", f"name one {' or '.join(ALIASES[key])}"
@@ -118,19 +118,19 @@ def jobs_of(table: Table) -> Jobs:
         raise InputFileError(table.source, "has no job", "give at least one line below the names")
 
     def numbers(key: str, least: float | None = 0.0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        column = named[key]
+        column = column_of[key]
         seconds = key in ("duration_s", "start_s")
         return table.numbers(column, least=least, seconds=seconds) if column else np.full(len(table), np.nan)
 
     def texts(key: str) -> list[str]:
-        column = named[key]
+        column = column_of[key]
         return table.texts(column) if column else [""] * len(table)
 
-    submit, gpus = named["submit_s"], named["gpus"]
+    submit, gpus = column_of["submit_s"], column_of["gpus"]
     assert submit is not None
     assert gpus is not None
     pods = all(table.has(column) for column in PODS[:1] + PODS[2:3])
-    name = texts("job") if named["job"] else [str(at) for at in range(len(table))]
+    name = texts("job") if column_of["job"] else [str(at) for at in range(len(table))]
     _check_names(name, table)
     return Jobs(
         source=table.source,

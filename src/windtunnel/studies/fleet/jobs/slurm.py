@@ -108,9 +108,9 @@ def read_rows(path: Path, rows_read: Iterable[tuple[int, Row]]) -> tuple[Table, 
         raise InputFileError(path, "has no job", ASK)
     rows, lines = [], []
     for together in _components(attempts, notes):
-        made = _job([sorted(each, key=lambda attempt: attempt.submit_s) for each in together], notes)
-        if made is not None:
-            rows.append(made)
+        job_row = _job([sorted(each, key=lambda attempt: attempt.submit_s) for each in together], notes)
+        if job_row is not None:
+            rows.append(job_row)
             lines.append(together[0][0].line)
     if rows and not any(row["gpus"] for row in rows):
         remedy = (
@@ -148,15 +148,15 @@ def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attemp
     lasted = _elapsed(cells["Elapsed"]) if cells["Elapsed"] else _elapsed(cells["ElapsedRaw"])
     if lasted is None and start is not None and end is not None:
         lasted = end - start - (_elapsed(cells["Suspended"]) or 0.0)
-    made = Attempt(job, line, cells, submit, eligible, start, end, lasted, 0)
-    if made.state in GOING and start is None:
-        made = replace(made, held_s=None)  # its Elapsed of 0 is no duration
+    attempt = Attempt(job, line, cells, submit, eligible, start, end, lasted, 0)
+    if attempt.state in GOING and start is None:
+        attempt = replace(attempt, held_s=None)  # its Elapsed of 0 is no duration
     tres = cells["AllocTRES"] if _gpus(cells["AllocTRES"]) else cells["ReqTRES"]
     if any(SLICE.search(kind or "") for kind, _ in GPUS.findall(tres)):
         notes.add("asks for MIG slices, which count as whole GPUs", job)
     if SHARES.search(cells["AllocTRES"] + "," + cells["ReqTRES"]):
         notes.add("asks for shares of GPUs (gres/shard, gres/mps), which do not count", job)
-    return replace(made, gpus=_gpus(tres))
+    return replace(attempt, gpus=_gpus(tres))
 
 
 def _tasks(attempt: Attempt, notes: Notes) -> Iterator[Attempt]:
@@ -209,8 +209,8 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
     if len({attempt.gpus for attempt in runs}) > 1:
         notes.add("changed its GPUs on the way: those of its last run count", first.job)
     restarts = len(runs) - 1
-    said = last.cells["Restarts"]
-    if said.isdigit() and int(said) > restarts:
+    logged_restarts = last.cells["Restarts"]
+    if logged_restarts.isdigit() and int(logged_restarts) > restarts:
         notes.add("was restarted, and runs before the last are not in the log (sacct -D shows them)", first.job)
     limit = _limit(last, notes)
     if state == "TIMEOUT":
@@ -219,7 +219,7 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         notes.add("runs far beyond its time limit: `sacctmgr show runawayjobs` may know it as lost", first.job)
     started = next((attempt.start_s for attempt in runs if attempt.start_s is not None), None)
     gpus = sum(component[-1].gpus for component in components)
-    held = [
+    gpu_seconds = [
         attempt.held_s * attempt.gpus for component in components for attempt in component if attempt.held_s is not None
     ]
     ended = "unfinished" if state in GOING else "failed" if state in FAILED else ""
@@ -243,7 +243,7 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "log_state": state,
         "log_restarts": restarts,
         "cluster": last.cells["Cluster"],
-        "log_gpu_seconds": repr(sum(held)) if started is not None else None,
+        "log_gpu_seconds": repr(sum(gpu_seconds)) if started is not None else None,
     }
 
 

@@ -93,28 +93,28 @@ def _name(job: Object, array: object, task: object, tasks: object, het: Object) 
     return _text(plain)
 
 
-def _tres(said: object) -> str:
+def _tres(value: object) -> str:
     """`[{type: gres, name: gpu, count: 8}]` as `gres/gpu=8`."""
-    parts = [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
+    parts = [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
     return ",".join(
         f"{part.get('type')}{'/' if part.get('name') else ''}{part.get('name') or ''}={_number(part.get('count')) or 0}"
         for part in parts
     )
 
 
-def _word(said: object) -> str:
-    return _text(said[0] if isinstance(said, list) and said else said)
+def _word(value: object) -> str:
+    return _text(value[0] if isinstance(value, list) and value else value)
 
 
-def _number(said: object) -> int | None:
-    if isinstance(said, Mapping):
-        said = said.get("number") if said.get("set") and not said.get("infinite") else None
-    return int(said) if isinstance(said, int | float) and not isinstance(said, bool) and said == said else None
+def _number(value: object) -> int | None:
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set") and not value.get("infinite") else None
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else None
 
 
-def _mapping(said: object) -> Object:
-    return said if isinstance(said, Mapping) else {}
+def _mapping(value: object) -> Object:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _text(said: object) -> str:
-    return str(said) if isinstance(said, str | int) and not isinstance(said, bool) else ""
+def _text(value: object) -> str:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""

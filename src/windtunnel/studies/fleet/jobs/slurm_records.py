@@ -50,14 +50,15 @@ def is_records(first: bytes) -> bool:
 
 def records(path: Path) -> Iterator[tuple[int, Row]]:
     """Line and cells of each job, by sacct's names. Raises InputFileError."""
-    begun, kept = 0, ""
+    begin_line, record = 0, ""
     for number, line in enumerate([*read_text(path).splitlines(), "JobId=0"], 1):
         if is_records(line.encode()):
-            if kept:
-                yield begun, _of_record(dict(reversed(FIELD.findall(kept))))  # a name's first: commands have some too
-            begun, kept = number, line
+            if record:
+                # A name's first: commands have some too.
+                yield begin_line, _of_record(dict(reversed(FIELD.findall(record))))
+            begin_line, record = number, line
         else:
-            kept += f" {line}"
+            record += f" {line}"
 
 
 def _of_record(fields: dict[str, str]) -> Row:
@@ -79,11 +80,11 @@ def of_squeue(path: Path, row: Row) -> Row:
     """A row of squeue by sacct's names. Raises InputFileError where squeue was not asked when jobs came."""
     if "SUBMIT_TIME" not in row:
         raise InputFileError(path, "is a table of squeue without SUBMIT_TIME", ASK)
-    made = {HEADINGS[name]: value for name, value in row.items() if name in HEADINGS}
+    cells = {HEADINGS[name]: value for name, value in row.items() if name in HEADINGS}
     for name in ("Elapsed", "Timelimit"):
-        if re.fullmatch(r"\d+:\d\d", made.get(name, "")):
-            made[name] = f"0:{made[name]}"  # squeue leaves the hours out
-    return settled(made, row.get("TRES_PER_NODE", row.get("GRES", "")))
+        if re.fullmatch(r"\d+:\d\d", cells.get(name, "")):
+            cells[name] = f"0:{cells[name]}"  # squeue leaves the hours out
+    return settled(cells, row.get("TRES_PER_NODE", row.get("GRES", "")))
 
 
 def settled(row: Row, per_node: str) -> Row:

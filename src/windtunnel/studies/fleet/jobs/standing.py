@@ -25,14 +25,15 @@ def as_it_stands(jobs: Jobs, job: str) -> tuple[Jobs, tuple[str, ...]]:
     if job not in {jobs.name[at] for at in np.flatnonzero(waits).tolist()}:
         return jobs, ()
     runs = (ended == "unfinished") & ~np.isnan(jobs.start_s)
-    limit, held = jobs.further("limit_s"), np.nan_to_num(jobs.duration_s)
-    past = np.concatenate([jobs.submit_s, (jobs.start_s + held)[~np.isnan(jobs.start_s)]])
+    limit, so_far_s = jobs.further("limit_s"), np.nan_to_num(jobs.duration_s)
+    past = np.concatenate([jobs.submit_s, (jobs.start_s + so_far_s)[~np.isnan(jobs.start_s)]])
     now_s = float(past.max())
-    held = np.where(runs, np.where(held > 0, held, now_s - jobs.start_s), 0.0)  # squeue may not say how long
+    # squeue may not say how long.
+    so_far_s = np.where(runs, np.where(so_far_s > 0, so_far_s, now_s - jobs.start_s), 0.0)
     finished = (ended != "unfinished") & (jobs.duration_s > 0) & (limit > 0)
     share = float(np.median((jobs.duration_s / limit)[finished])) if finished.sum() >= FINISHED_LEAST else 1.0
-    lasts = np.where(np.isnan(limit), np.where(runs, 2 * held, np.nan), share * limit)
-    lasts = np.where(runs & (lasts <= held), np.fmax(limit, held), lasts)
+    lasts = np.where(np.isnan(limit), np.where(runs, 2 * so_far_s, np.nan), share * limit)
+    lasts = np.where(runs & (lasts <= so_far_s), np.fmax(limit, so_far_s), lasts)
     order = np.flatnonzero(runs | waits)
     order = order[np.argsort(jobs.submit_s[order], kind="stable")]
     columns = {key: values for key, values in jobs.columns.items() if key != "eligible_s"}

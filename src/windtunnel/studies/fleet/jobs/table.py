@@ -28,8 +28,8 @@ def matching(table: Table, where: str) -> Table:
     for part in where.split(","):
         column, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not table.has(column):
-            known = ", ".join(table.columns)
-            raise SpecError("--where", part, f"give column=value with a column of {table.source}: {known}")
+            names = ", ".join(table.columns)
+            raise SpecError("--where", part, f"give column=value with a column of {table.source}: {names}")
         texts = table.texts(column)
         wanted = _number(value)
         keep &= np.array([text == value or (wanted is not None and _number(text) == wanted) for text in texts], bool)

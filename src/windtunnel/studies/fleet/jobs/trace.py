@@ -110,10 +110,10 @@ class Jobs:
     def take(self, rows: Integers) -> Jobs:
         """The jobs of these rows only."""
         pick = rows.tolist()
-        taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in NUMBERS}
-        taken |= {name: [getattr(self, name)[at] for at in pick] for name in ("name", "model", "user")}
-        taken["columns"] = {key: [values[at] for at in pick] for key, values in self.columns.items()}
-        return replace(self, **taken)
+        changes: dict[str, Any] = {name: getattr(self, name)[rows] for name in NUMBERS}
+        changes |= {name: [getattr(self, name)[at] for at in pick] for name in ("name", "model", "user")}
+        changes["columns"] = {key: [values[at] for at in pick] for key, values in self.columns.items()}
+        return replace(self, **changes)
 
 
 def held_at_once(jobs: Jobs) -> int:
@@ -123,5 +123,5 @@ def held_at_once(jobs: Jobs) -> int:
     began = np.flatnonzero((jobs.duration_s > 0) & ~np.isnan(start))
     times = np.concatenate([start[began], start[began] + jobs.duration_s[began]])
     change = np.concatenate([jobs.gpus[began], -jobs.gpus[began]])
-    held = np.cumsum(change[np.lexsort((change, times))])  # at one time ends come first
-    return int(held.max(initial=0))
+    in_use = np.cumsum(change[np.lexsort((change, times))])  # at one time ends come first
+    return int(in_use.max(initial=0))

@@ -30,8 +30,8 @@ def _solver() -> highspy.Highs:
         import highspy
     except ImportError:
         raise UserError("highspy is not installed: pip install 'windtunnel[fleet]'") from None
-    made: Callable[[], highspy.Highs] = highspy.Highs
-    solver = made()
+    make_solver: Callable[[], highspy.Highs] = highspy.Highs
+    solver = make_solver()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 0.0)
     # Not "threads": HiGHS keeps one pool a process, and refuses to solve where another user's pool has another size.
@@ -54,11 +54,11 @@ def shares(speed: Floats, gpus: Sequence[int], capacity: Sequence[int]) -> Float
     Jobs that run nowhere get nothing.
     """
     jobs, kinds = speed.shape
-    found = np.zeros((jobs, kinds))
+    time_shares = np.zeros((jobs, kinds))
     usable = (speed > 0) & (np.array(capacity) >= np.array(gpus)[:, None])
     rows = np.flatnonzero(usable.any(axis=1)).tolist()
     if not len(rows):
-        return found
+        return time_shares
     worth = speed * usable
     worth = worth / np.maximum((worth * np.array(capacity) / max(sum(capacity), 1)).sum(axis=1, keepdims=True), 1e-300)
     worth *= np.array(gpus)[:, None]
@@ -79,8 +79,8 @@ def shares(speed: Floats, gpus: Sequence[int], capacity: Sequence[int]) -> Float
     solver.maximize(sum(gained.values()))
     values = _values(solver)
     for (j, m), variable in x.items():
-        found[j, m] = min(max(values[variable.index], 0.0), 1.0)
-    return found
+        time_shares[j, m] = min(max(values[variable.index], 0.0), 1.0)
+    return time_shares
 
 
 def choices(
@@ -98,14 +98,14 @@ def choices(
         if each:
             solver.addConstr(sum(each) <= 1)
     for m, most in enumerate(capacity):
-        held = [
+        used = [
             gpus * column
             for each, use in zip(chosen, uses, strict=True)
             for column, (kind, gpus) in zip(each, use, strict=True)
             if kind == m
         ]
-        if held:
-            solver.addConstr(sum(held) <= most)
+        if used:
+            solver.addConstr(sum(used) <= most)
     solver.minimize()
     values = _values(solver)
     return [next((c for c, column in enumerate(each) if values[column.index] > 0.5), None) for each in chosen]

@@ -34,13 +34,15 @@ def fits_nowhere(jobs: Jobs, site: Site, traits: Traits, options: Options) -> li
     for at in range(len(jobs)):
         if math.isnan(jobs.batch_size[at]):
             continue
-        asked = int(jobs.gpus[at])
+        wanted_gpus = int(jobs.gpus[at])
         rates = _rates(jobs, at, site, options)
-        sizes = {(kind, gpus) for kind in gpus_of for gpus in rates.get(kind, {}) if traits.sizes or gpus == asked}
+        sizes = {
+            (kind, gpus) for kind in gpus_of for gpus in rates.get(kind, {}) if traits.sizes or gpus == wanted_gpus
+        }
         if sizes and not any(
             gpus <= gpus_of[kind] and (not traits.sizes or is_valid_shape(gpus, site.per_node)) for kind, gpus in sizes
         ):
-            why.append((at, f"asks {asked} GPUs, and was measured on no number of them {here}"))
+            why.append((at, f"asks {wanted_gpus} GPUs, and was measured on no number of them {here}"))
         elif not sizes and options.tables is None:
             why.append((at, f"asks for a model that fits in memory on no number of GPUs {here}"))
     return why
@@ -64,16 +66,16 @@ def typed_works(jobs: Jobs, site: Site, traits: Traits, options: Options) -> lis
         raise UserError(
             f"{traits.name} chooses kinds of GPU by measured speed: give --tables DIR with gavel_throughput.csv"
         )
-    made = []
+    works = []
     kinds = set(site.node_kinds)
     for at in range(len(jobs)):
         if math.isnan(jobs.iterations[at]) or math.isnan(jobs.batch_size[at]):
             raise UserError(f"{jobs.where(at)}: {traits.name} needs model, batch_size and iterations of each job")
         rates = _rates(jobs, at, site, options)
         sizes = {gpus for kind in kinds for gpus in rates.get(kind, {})}
-        asked = int(jobs.gpus[at])
-        if not sizes or (not traits.sizes and asked not in sizes):
-            what = f"{jobs.model[at]} at batch {jobs.batch_size[at]:g} on {asked} of {', '.join(sorted(kinds))}"
+        wanted_gpus = int(jobs.gpus[at])
+        if not sizes or (not traits.sizes and wanted_gpus not in sizes):
+            what = f"{jobs.model[at]} at batch {jobs.batch_size[at]:g} on {wanted_gpus} of {', '.join(sorted(kinds))}"
             raise UserError(f"{jobs.where(at)}: {what} was not measured: gavel_throughput.csv has no such line")
-        made.append(Typed(float(jobs.iterations[at]), rates, site.node_kinds, site.per_node, options.restart_s or 0.0))
-    return made
+        works.append(Typed(float(jobs.iterations[at]), rates, site.node_kinds, site.per_node, options.restart_s or 0.0))
+    return works

@@ -39,10 +39,10 @@ class Typed:
 
 def capacity_of(snapshot: Snapshot, kinds: Sequence[str]) -> dict[str, int]:
     """GPUs of each kind that are up, in the order of the nodes."""
-    found = dict.fromkeys(kinds, 0)
+    capacity = dict.fromkeys(kinds, 0)
     for kind, count in zip(kinds, snapshot.nodes, strict=True):
-        found[kind] += count
-    return found
+        capacity[kind] += count
+    return capacity
 
 
 def decision(

@@ -33,13 +33,13 @@ class Host(Protocol):
     def find(self, folder: Path, attempt: str) -> Found:
         """What an earlier scheduler started."""
 
-    def alive(self, found: Found) -> bool:
+    def alive(self, identity: Found) -> bool:
         """Whether it still runs."""
 
     def status(self, folder: Path, attempt: str) -> int | None:
         """The exit status, where it ended by itself."""
 
-    def stop(self, found: Found) -> None:
+    def stop(self, identity: Found) -> None:
         """End it and all that it started."""
 
 
@@ -58,18 +58,18 @@ class Here:
         pid = process.number(folder, attempt, process.BIRTH_S)
         return (0, -1) if pid is None else (pid, process.birth_of(pid) or -1)
 
-    def alive(self, found: Found) -> bool:
+    def alive(self, identity: Found) -> bool:
         """See `Host`."""
-        return found[1] >= 0 and process.birth_of(found[0]) == found[1]
+        return identity[1] >= 0 and process.birth_of(identity[0]) == identity[1]
 
     def status(self, folder: Path, attempt: str) -> int | None:
         """See `Host`."""
         return process.status(folder, attempt)
 
-    def stop(self, found: Found) -> None:
+    def stop(self, identity: Found) -> None:
         """See `Host`."""
-        if found[1] >= 0:
-            process.stop(*found)
+        if identity[1] >= 0:
+            process.stop(*identity)
 
 
 class There:
@@ -91,18 +91,18 @@ class There:
         pid, born = answer if isinstance(answer, list) else (0, -1)
         return int(pid), int(born)
 
-    def alive(self, found: Found) -> bool:
+    def alive(self, identity: Found) -> bool:
         """See `Host`."""
-        return bool(self._ask("alive", *found))
+        return bool(self._ask("alive", *identity))
 
     def status(self, folder: Path, attempt: str) -> int | None:
         """See `Host`."""
         answer = self._ask("status", str(folder), attempt)
         return answer if isinstance(answer, int) else None
 
-    def stop(self, found: Found) -> None:
+    def stop(self, identity: Found) -> None:
         """See `Host`."""
-        self._ask("stop", *found)
+        self._ask("stop", *identity)
 
     def close(self) -> None:
         """The agent ends."""
@@ -110,7 +110,7 @@ class There:
             self._agent.stdin.close()
             self._agent.wait()
 
-    def _ask(self, *asked: object) -> object:
+    def _ask(self, *request: object) -> object:
         for _ in range(TRIES):
             if self._agent is None:
                 command = [*shlex.split(self.words), sys.executable, "-m", __name__]
@@ -121,7 +121,7 @@ class There:
             assert questions is not None, "a pipe"
             assert answers is not None, "a pipe"
             try:
-                questions.write(json.dumps(asked) + "\n")
+                questions.write(json.dumps(request) + "\n")
                 questions.flush()
                 if line := answers.readline():
                     answer: object = json.loads(line)

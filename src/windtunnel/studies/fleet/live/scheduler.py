@@ -165,7 +165,7 @@ class Scheduler:
         statuses = self._statuses(job)
         if None in statuses:  # a shell was killed, alone perhaps, or others run without a part that died
             self._stop(job)
-        status = next((one for one in statuses if one != 0), 0)
+        status = next((status for status in statuses if status != 0), 0)
         died = status != 0
         for_good = died and job.deaths >= RETRIES
         what = "failed" if for_good else "death" if died else "end"
@@ -210,8 +210,8 @@ class Scheduler:
         job.since_s = self._now()
         job.start_s = job.since_s if job.start_s is None else job.start_s
         cells = [list(cell) for cell in placement]
-        told = {"placement": cells, "slots": list(job.slots)}
-        journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, **told)
+        place = {"placement": cells, "slots": list(job.slots)}
+        journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, **place)
         job.parts = {}
         for rank, host in enumerate(hosts := self._hosts(job)):
             first = sum(self.nodes[:host])
@@ -244,11 +244,11 @@ class Scheduler:
         )
 
 
-def free_slots(nodes: Sequence[int], placement: Placement, taken: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """The lowest slots of a placement's nodes that none of `taken` holds; node 0 has slots 0, 1, ..., then node 1."""
-    held = {slot for slots in taken for slot in slots}
+def free_slots(nodes: Sequence[int], placement: Placement, others: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The lowest slots of a placement's nodes that none of `others` holds; node 0 has slots 0, 1, ..., then node 1."""
+    used = {slot for slots in others for slot in slots}
     result: list[int] = []
     for node, count in placement:
         first = sum(nodes[:node])
-        result += [slot for slot in range(first, first + nodes[node]) if slot not in held][:count]
+        result += [slot for slot in range(first, first + nodes[node]) if slot not in used][:count]
     return tuple(result)

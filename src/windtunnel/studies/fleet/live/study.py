@@ -49,9 +49,9 @@ def run_live(
     `restart_s`: of each `duration_s`, what a start takes; a job that is started again pays it again.
     """
     # Nobody knows how fast a command is on other GPUs.
-    known = names_of(lambda traits: on_clock(traits) and not traits.sizes)
-    if len(names) != 1 or names[0] not in known:
-        raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(known)}")
+    able = names_of(lambda traits: on_clock(traits) and not traits.sizes)
+    if len(names) != 1 or names[0] not in able:
+        raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(able)}")
     commands = jobs.columns.get("command")
     if commands is None or not all(commands):
         raise SpecError(

@@ -141,16 +141,16 @@ class LoanClock:
     def _deal(self, now_ns: int) -> None:
         """Extra workers, by the knapsack over all that is left over."""
         jobs = list(self.elastic.values())
-        held = [job.extras for job in jobs]
-        room = self.servers.free_gpus + sum(held)
+        extras = [job.extras for job in jobs]
+        room = self.servers.free_gpus + sum(extras)
         if room == 0 or (self.servers.free_gpus == 0 and len(jobs) == 1):
             return
         pause = self.policy.rescale_s
         for job in jobs:
             self._book(job, now_ns)
-        values = [self._savings(job, now, pause) for job, now in zip(jobs, held, strict=True)]
+        values = [self._savings(job, now, pause) for job, now in zip(jobs, extras, strict=True)]
         wanted = extra_workers(values, room)
-        moves = [(job, now, then) for job, now, then in zip(jobs, held, wanted, strict=True) if now != then]
+        moves = [(job, now, then) for job, now, then in zip(jobs, extras, wanted, strict=True) if now != then]
         for job, now, then in moves:
             if then < now:
                 self.servers.release(job.extra)
@@ -237,10 +237,10 @@ class LoanClock:
         """Its servers go back: it returns to its last checkpoint and to the queue."""
         self._leave(job, now_ns)
         step = round(self.policy.checkpoint_s * NS)
-        kept = job.done_ns // step * step if step else job.done_ns
-        lost = job.done_ns - kept
+        checkpoint_ns = job.done_ns // step * step if step else job.done_ns
+        lost = job.done_ns - checkpoint_ns
         job.lost_ns += lost
-        job.done_ns = kept
+        job.done_ns = checkpoint_ns
         self.stopped += 1
         self.lost_gpu_ns += lost * job.gpus
         self._wait(job)

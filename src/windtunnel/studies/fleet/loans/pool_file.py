@@ -109,8 +109,8 @@ def read_pool(path: Path) -> PoolFile:
     data = read_mapping(path, "give model, servers, requests and slo")
     where = str(path)
     known_keys(data, KEYS, where)
-    asked, limits, lend = (_part(data, name, where) for name in ("requests", "slo", "lend"))
-    known_keys(asked, REQUESTS, where)
+    requests, limits, lend = (_part(data, name, where) for name in ("requests", "slo", "lend"))
+    known_keys(requests, REQUESTS, where)
     known_keys(lend, LEND, where)
     known_keys(limits, {"ttft", "tpot"}, where)
     if not isinstance(data.get("model"), str):
@@ -126,7 +126,7 @@ def read_pool(path: Path) -> PoolFile:
         servers = _whole(data, "servers", where)
     else:
         servers = -(-_whole(data, "replicas", where) * replica_gpus // per_server)
-    times, rates, in_servers = _stream(asked, path)
+    times, rates, in_servers = _stream(requests, path)
     promise = number(data, "attain", where, 0.99)
     if not 0.0 < promise <= 1.0:
         raise SpecError("attain", promise, "give a share of the requests, above 0 and at most 1, such as 0.99", where)
@@ -137,10 +137,10 @@ def read_pool(path: Path) -> PoolFile:
         servers=servers,
         gpus_per_server=per_server,
         replica_gpus=replica_gpus,
-        prompt=_whole(asked, "prompt", where),
-        output=_whole(asked, "output", where),
-        length_ratio=number(asked, "length_ratio", where, 1.0),
-        cv=number(asked, "cv", where, 1.0),
+        prompt=_whole(requests, "prompt", where),
+        output=_whole(requests, "output", where),
+        length_ratio=number(requests, "length_ratio", where, 1.0),
+        cv=number(requests, "cv", where, 1.0),
         times_s=times,
         rates=rates,
         in_servers=in_servers,
@@ -204,5 +204,5 @@ def loans_of(serving: Path | None, elastic: float, seed: int) -> Loans:
     def run(workload: Workload) -> ServingResult:
         return serve_with(engine, workload, slo=pool_file.slo_s)
 
-    found = attained(run, load, pool_file.promise)
-    return Loans(lambda begin_s, end_s: pool_file.pool(found.goodput_per_s, found.at, begin_s, end_s), elastic)
+    best = attained(run, load, pool_file.promise)
+    return Loans(lambda begin_s, end_s: pool_file.pool(best.goodput_per_s, best.at, begin_s, end_s), elastic)

@@ -91,8 +91,8 @@ def _figures(
 def _mean_level(steps: Sequence[tuple[int, int]], begin_s: float, until_s: float) -> float:
     begin, until = round(begin_s * NS), round(until_s * NS)
     times = [max(min(time, until), begin) for time, _ in steps] + [until]
-    held = sum(count * (after - time) for (_, count), time, after in zip(steps, times, times[1:], strict=False))
-    return held / max(until - begin, 1)
+    level_ns = sum(count * (after - time) for (_, count), time, after in zip(steps, times, times[1:], strict=False))
+    return level_ns / max(until - begin, 1)
 
 
 def trainings_of(jobs: Jobs, site: Site, policy: Lyra, loans: Loans, options: Options) -> list[Training]:
@@ -133,8 +133,8 @@ def _ranges(jobs: Jobs, share: float, speeds: Sequence[object], seed: int) -> li
         raise SpecError("--elastic", share, "give a share of jobs, from 0 to 1")
     measured = any(speed is not None for speed in speeds)
     able = [index for index in range(len(jobs)) if not measured or speeds[index] is not None]
-    drawn = np.random.default_rng(seed).permutation(len(able))[: round(share * len(jobs))]
-    for place in drawn.tolist():
+    chosen = np.random.default_rng(seed).permutation(len(able))[: round(share * len(jobs))]
+    for place in chosen.tolist():
         most[able[place]] *= GROWTH
     return most
 
@@ -143,13 +143,13 @@ def _speeds(jobs: Jobs, site: Site, tables: Tables | None) -> list[Callable[[int
     """Relative speed of each job that the tables hold at its model and batch, straight between measured levels."""
     if tables is None or not (tables.folder / "ef_throughput.csv").is_file():
         return [None] * len(jobs)
-    made: dict[tuple[str, int, int], Callable[[int], float] | None] = {}
+    curves: dict[tuple[str, int, int], Callable[[int], float] | None] = {}
     result = []
     for model, batch, gpus in zip(jobs.model, jobs.batch_size.tolist(), jobs.gpus.tolist(), strict=True):
         key = (model, 0 if math.isnan(batch) else int(batch), gpus)
-        if key not in made:
-            made[key] = _relative(tables.rates.get((site.gpu.lower(), key[0], key[1]), {}), gpus)
-        result.append(made[key])
+        if key not in curves:
+            curves[key] = _relative(tables.rates.get((site.gpu.lower(), key[0], key[1]), {}), gpus)
+        result.append(curves[key])
     return result
 
 
@@ -158,10 +158,10 @@ def _relative(rates: dict[int, float], gpus: int) -> Callable[[int], float] | No
         return None
     levels, values = list(rates), list(rates.values())
     base = float(np.interp(gpus, levels, values))
-    known = {number: float(np.interp(number, levels, values)) / base for number in range(gpus, GROWTH * gpus + 1)}
+    table = {number: float(np.interp(number, levels, values)) / base for number in range(gpus, GROWTH * gpus + 1)}
 
-    def speed(held: int) -> float:
-        found = known.get(held)
-        return found if found is not None else float(np.interp(held, levels, values)) / base
+    def speed(count: int) -> float:
+        relative = table.get(count)
+        return relative if relative is not None else float(np.interp(count, levels, values)) / base
 
     return speed

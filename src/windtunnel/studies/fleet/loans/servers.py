@@ -58,41 +58,41 @@ class Servers:
     def take(self, gpus: int) -> Held:
         """Place a gang that fits."""
         full, rest = divmod(gpus, self.per_server)
-        held: Held = []
+        placement: Held = []
         for _ in range(full if gpus > self.per_server else 0):
             side = self.by_free[OWN][self.per_server] or self.by_free[BORROWED][self.per_server]
-            held.append((side[0], self.per_server))
+            placement.append((side[0], self.per_server))
             self._use(side[0], self.per_server)
         small = rest if gpus > self.per_server else gpus
         if small:
-            held.append((self._best_fit(small, (OWN, BORROWED)), small))
-            self._use(*held[-1])
-        return held
+            placement.append((self._best_fit(small, (OWN, BORROWED)), small))
+            self._use(*placement[-1])
+        return placement
 
     def take_extra(self, gpus: int) -> Held:
         """GPUs for extra workers; there must be as many free."""
-        held: Held = []
+        placement: Held = []
         while gpus:
             server = self._best_fit(gpus, (BORROWED, OWN))
             if server < 0:
                 server = self._fullest_free()
             count = min(gpus, self.free[server])
-            held.append((server, count))
+            placement.append((server, count))
             self._use(server, count)
             gpus -= count
-        return held
+        return placement
 
-    def take_again(self, held: Held) -> bool:
+    def take_again(self, placement: Held) -> bool:
         """The same GPUs as before, if they are all free."""
-        if any(self.free.get(server, 0) < count for server, count in held):
+        if any(self.free.get(server, 0) < count for server, count in placement):
             return False
-        for server, count in held:
+        for server, count in placement:
             self._use(server, count)
         return True
 
-    def release(self, held: Held) -> None:
+    def release(self, placement: Held) -> None:
         """They are free again."""
-        for server, count in held:
+        for server, count in placement:
             self._use(server, -count)
 
     def _best_fit(self, gpus: int, sides: tuple[int, int]) -> int:

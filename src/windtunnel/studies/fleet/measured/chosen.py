@@ -53,10 +53,10 @@ def measured_of(applications: Iterable[Application]) -> kernels.Measured:
             block[: len(run.progress)] = np.stack([run.grad_sqr, run.grad_var], axis=1)
             statistics.append(block)
         record["keys"] = len(keys)
-        known = {_key(placement): table for placement, table in app.placements.items()}
-        for key in sorted(known.keys() - {0}):
+        by_key = {_key(placement): table for placement, table in app.placements.items()}
+        for key in sorted(by_key.keys() - {0}):
             keys.append(key)
-            rows.append(known[key])
+            rows.append(by_key[key])
         record["sizes_end"], record["keys_end"] = len(sizes), len(keys)
     choices = np.zeros((len(apps), kernels.MOST_GPUS + 1, SIZES, 3))
     counts = np.zeros((len(apps), kernels.MOST_GPUS + 1), np.int64)

@@ -94,14 +94,14 @@ class Machines:
         self.tasks, self.count, self.rules, self.beside = list(tasks), count, rules, beside
         # services wander alike whatever the policy does beside them
         self.draw_service, self.draw_task = (np.random.default_rng([seed, part]) for part in (0, 1))
-        given = np.random.default_rng([seed, 2])
-        self.phase = given.uniform(-0.5, 0.5, count)
+        generator = np.random.default_rng([seed, 2])
+        self.phase = generator.uniform(-0.5, 0.5, count)
         for task in self.tasks:
-            share = float(np.clip(given.normal(beside.task_use, beside.task_use_spread), 0.05, 1.0))
+            share = float(np.clip(generator.normal(beside.task_use, beside.task_use_spread), 0.05, 1.0))
             task.mean = task.request * share
-            task.memory = task.request * float(given.uniform(*beside.task_memory))
-            task.link = task.request * float(given.uniform(*beside.task_link))
-            task.home = int(given.integers(count))
+            task.memory = task.request * float(generator.uniform(*beside.task_memory))
+            task.link = task.request * float(generator.uniform(*beside.task_link))
+            task.home = int(generator.integers(count))
         self.use = np.array([task.mean for task in self.tasks])
         self.means = self.use.copy()
         self.requested = np.full(count, beside.service_request)
@@ -245,8 +245,8 @@ class Machines:
             at = task.machine
             use = float(self.use[task.index])
             others = float(tasks[at] + service[at]) - use
-            asked = min(use / task.mean, 1.0) if task.speculative else 1.0  # a throttled task is slower by as much
-            speed = asked * float(crowd[at]) / (1.0 + self.beside.contention * max(others, 0.0))
+            throttle = min(use / task.mean, 1.0) if task.speculative else 1.0  # a throttled task is slower by as much
+            speed = throttle * float(crowd[at]) / (1.0 + self.beside.contention * max(others, 0.0))
             works = max(DT_S - task.pause_s, 0.0)
             task.pause_s = max(task.pause_s - DT_S, 0.0)
             gained = speed * works
@@ -277,7 +277,7 @@ class Machines:
         if not self.waiting:
             return
         room = 1.0 - float(self.requested.min())
-        kept = []
+        waiting = []
         for task in self.waiting:
             if task.request <= room + 1e-9:
                 fits = np.flatnonzero(self.requested + task.request <= 1.0 + 1e-9)
@@ -286,8 +286,8 @@ class Machines:
                     self._begin(task, machine, now, speculative=False)
                     room = 1.0 - float(self.requested.min())
                     continue
-            kept.append(task)
-        self.waiting = kept
+            waiting.append(task)
+        self.waiting = waiting
 
     def _speculate(
         self,
@@ -295,7 +295,7 @@ class Machines:
         stale: Floats,
         used: Floats,
     ) -> None:
-        kept = []
+        waiting = []
         room = float((self.rules.theta - np.minimum(stale, used)).max())
         seen = stale.tolist()
         for task in self.waiting:
@@ -310,10 +310,10 @@ class Machines:
                         seen[machine] += task.mean
                         break
                 else:
-                    kept.append(task)
+                    waiting.append(task)
                 continue
-            kept.append(task)
-        self.waiting = kept
+            waiting.append(task)
+        self.waiting = waiting
 
     def _harmless(self, machine: int, task: Task) -> bool:
         """Whether the service beside would stay within its target."""
@@ -344,18 +344,18 @@ class Machines:
 
     def _evict(self, task: Task, now: float) -> None:
         self._leave(task, now)
-        kept = task.done_s // CHECKPOINT_S * CHECKPOINT_S
-        task.lost_s += task.done_s - kept
-        self.tally.lost_s += (task.done_s - kept) * task.request
-        task.done_s = kept
+        saved_s = task.done_s // CHECKPOINT_S * CHECKPOINT_S
+        task.lost_s += task.done_s - saved_s
+        self.tally.lost_s += (task.done_s - saved_s) * task.request
+        task.done_s = saved_s
         task.retries += 1
         self.tally.evicted += 1
         self.waiting.append(task)
 
     def _move(self, task: Task, now: float, used: Floats) -> bool:
         """To another machine that says yes, with its work; returns whether there is one."""
-        asked = candidates(used.tolist(), self.memory.tolist(), task.mean, task.memory, self.rules, task.home)
-        for machine in asked:
+        machines = candidates(used.tolist(), self.memory.tolist(), task.mean, task.memory, self.rules, task.home)
+        for machine in machines:
             here = (float(used[machine]), float(self.memory[machine]), float(self.link[machine]))
             fits = admits(*here, (task.mean, task.memory, task.link), self.rules)
             if machine != task.machine and fits and self._harmless(machine, task):

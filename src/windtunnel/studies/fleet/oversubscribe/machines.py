@@ -54,8 +54,8 @@ def service_mean(time_s: float, phase: Floats, beside: Beside) -> Floats:
 
 def service_slowdown(tasks: Floats, service: Floats, beside: Beside) -> Floats:
     """Slowdown of each machine's service."""
-    found: Floats = (1.0 + beside.contention * tasks) * np.maximum(1.0, tasks + service)
-    return found
+    slowdown: Floats = (1.0 + beside.contention * tasks) * np.maximum(1.0, tasks + service)
+    return slowdown
 
 
 def p95_of(slowdown: Floats, weight: Floats) -> float:

@@ -95,12 +95,12 @@ def inflated(pods: Pods, capacity_milli: int, seed: int) -> Integers:
     """Pods in order of arrival."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(pods.kind_of))
-    asked = pods.kinds[:, 2] * pods.kinds[:, 3]
-    demand = int(asked[pods.kind_of].sum())
+    gpu_milli = pods.kinds[:, 2] * pods.kinds[:, 3]
+    demand = int(gpu_milli[pods.kind_of].sum())
     more: list[int] = []
     while True:
         pod = int(random.integers(len(pods.kind_of)))
-        demand += int(asked[pods.kind_of[pod]])
+        demand += int(gpu_milli[pods.kind_of[pod]])
         if demand > INFLATION * capacity_milli or len(more) > 100 * len(order):
             return np.concatenate([order, np.array(more, np.int64)])
         more.append(pod)

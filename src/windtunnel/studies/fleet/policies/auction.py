@@ -62,32 +62,32 @@ class Auction:
     def decide(self, snapshot: Snapshot) -> Decision:
         """Jobs need `remaining_s` on all that they ask for, and `done`. Memory: auctions held, and leases."""
         memory: tuple[int, Leases] | None = snapshot.memory
-        held, known = memory or (0, {})
+        auctions, old_leases = memory or (0, {})
         now_s, jobs = snapshot.now_s, {job.index: job for job in snapshot.jobs}
         leases = {
-            index: tuple(lease for lease in known.get(index, ()) if lease[0] > now_s + SOON_S)
+            index: tuple(lease for lease in old_leases.get(index, ()) if lease[0] > now_s + SOON_S)
             for index, job in jobs.items()
             if job.placement
         }
-        kept = {index: sum(gpus for _, gpus in leases.get(index, ())) for index in jobs}
-        offered = snapshot.capacity - sum(kept.values())
-        given = self._auction(list(jobs.values()), kept, offered, snapshot, held) if offered > 0 else {}
-        for index, gpus in given.items():
+        leased = {index: sum(gpus for _, gpus in leases.get(index, ())) for index in jobs}
+        offered = snapshot.capacity - sum(leased.values())
+        awarded = self._auction(list(jobs.values()), leased, offered, snapshot, auctions) if offered > 0 else {}
+        for index, gpus in awarded.items():
             leases[index] = (*leases.get(index, ()), (now_s + self.lease_s, gpus))
-        total = {index: kept[index] + given.get(index, 0) for index in jobs}
+        total = {index: leased[index] + awarded.get(index, 0) for index in jobs}
         ends = [lease[0] for each in leases.values() for lease in each]
         return Decision(
             {index: gpus for index, gpus in total.items() if gpus > 0},
             wake_s=min(ends) if ends else None,
-            memory=(held + (offered > 0), {index: lease for index, lease in leases.items() if lease}),
+            memory=(auctions + (offered > 0), {index: lease for index, lease in leases.items() if lease}),
         )
 
     def _auction(
-        self, jobs: Sequence[JobState], kept: Mapping[int, int], offered: int, snapshot: Snapshot, held: int
+        self, jobs: Sequence[JobState], leased: Mapping[int, int], offered: int, snapshot: Snapshot, auctions: int
     ) -> dict[int, int]:
         """GPUs that each job gets of those offered."""
         share = max(snapshot.capacity / len(jobs), 1.0)
-        bids = {job.index: _bid(job, kept[job.index], snapshot.now_s) for job in jobs}
+        bids = {job.index: _bid(job, leased[job.index], snapshot.now_s) for job in jobs}
         alone_s = {job.index: _whole_s(job) * max(job.gpus / share, 1.0) for job in jobs}
 
         def behind(index: int) -> tuple[bool, float, int]:
@@ -97,16 +97,16 @@ class Auction:
             return bid.kept > 0, -rho, index
 
         wanting = sorted((index for index, bid in bids.items() if bid.kept < bid.most), key=behind)
-        asked = min(max(math.ceil((1 - self.fairness) * len(jobs) - 1e-9), 1), offered, len(wanting))
-        bidders = wanting[:asked]
+        n_bidders = min(max(math.ceil((1 - self.fairness) * len(jobs) - 1e-9), 1), offered, len(wanting))
+        bidders = wanting[:n_bidders]
         won = partial_allocation([bids[index] for index in bidders], offered)
-        given = dict(zip(bidders, won, strict=True))
-        random = np.random.default_rng((self.seed, held))
-        for queue in (wanting[asked:], bidders):
-            offered_now = offered - sum(given.values())
-            for index in _drawn(queue, bids, given, offered_now, random):
-                given[index] = given.get(index, 0) + 1
-        return {index: gpus for index, gpus in given.items() if gpus > 0}
+        awarded = dict(zip(bidders, won, strict=True))
+        random = np.random.default_rng((self.seed, auctions))
+        for queue in (wanting[n_bidders:], bidders):
+            offered_now = offered - sum(awarded.values())
+            for index in _drawn(queue, bids, awarded, offered_now, random):
+                awarded[index] = awarded.get(index, 0) + 1
+        return {index: gpus for index, gpus in awarded.items() if gpus > 0}
 
 
 def _whole_s(job: JobState) -> float:
@@ -140,7 +140,7 @@ def proportional(bids: Sequence[Bid], have: Sequence[int], gpus: int, without: i
 
     `without`: a bid that gets nothing.
     """
-    given = [0] * len(bids)
+    awarded = [0] * len(bids)
     heap = [
         (-bid.gain(bid.kept + have[at]), at)
         for at, bid in enumerate(bids)
@@ -150,13 +150,13 @@ def proportional(bids: Sequence[Bid], have: Sequence[int], gpus: int, without: i
     grown = 0.0
     while heap and gpus > 0:
         gain, at = heapq.heappop(heap)
-        given[at] += 1
+        awarded[at] += 1
         grown -= gain
         gpus -= 1
-        now = bids[at].kept + have[at] + given[at]
+        now = bids[at].kept + have[at] + awarded[at]
         if now < bids[at].most:
             heapq.heappush(heap, (-bids[at].gain(now), at))
-    return given, grown
+    return awarded, grown
 
 
 def partial_allocation(bids: Sequence[Bid], gpus: int) -> list[int]:

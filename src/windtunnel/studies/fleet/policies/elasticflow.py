@@ -67,8 +67,8 @@ class ElasticFlow:
         gpus: dict[int, int] = {}
         wake_s = None
         if going:
-            known, room, _ = planned or self._plans(going, snapshot)
-            gpus, change_s = _given(going, known, room, snapshot.capacity)
+            job_table, room, _ = planned or self._plans(going, snapshot)
+            gpus, change_s = _given(going, job_table, room, snapshot.capacity)
             wake_s = change_s if math.isfinite(change_s) else None
         memory = frozenset(job.index for job in going)
         return Decision(gpus, reject=tuple(rejected), wake_s=wake_s, memory=memory)
@@ -79,17 +79,17 @@ class ElasticFlow:
 
         if len(jobs) not in self._rooms:
             self._rooms[len(jobs)] = _room_of(len(jobs))
-        made = self._rooms[len(jobs)]
-        known = jobs_of(jobs, snapshot.now_s, snapshot.capacity, self.slot_s)
-        return known, made, bool(plan_all(known, made.plan, made.free, made.kept, made.end))
+        room = self._rooms[len(jobs)]
+        job_table = jobs_of(jobs, snapshot.now_s, snapshot.capacity, self.slot_s)
+        return job_table, room, bool(plan_all(job_table, room.plan, room.free, room.kept, room.end))
 
 
 def _room_of(jobs: int) -> Room:
     from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import line, room
 
     length = PER_JOB * jobs + 64
-    kept = np.empty((jobs, length)), np.empty((jobs, length), np.int64), np.zeros(jobs, np.int64)
-    return Room(line(length), line(length), room(length), kept, np.zeros((jobs, 2)))
+    allocations = np.empty((jobs, length)), np.empty((jobs, length), np.int64), np.zeros(jobs, np.int64)
+    return Room(line(length), line(length), room(length), allocations, np.zeros((jobs, 2)))
 
 
 def jobs_of(jobs: Sequence[JobState], now_s: float, capacity: int, slot_s: float) -> Jobs:
@@ -109,20 +109,20 @@ def jobs_of(jobs: Sequence[JobState], now_s: float, capacity: int, slot_s: float
     )
 
 
-def _given(jobs: Sequence[JobState], known: Jobs, room: Room, capacity: int) -> tuple[dict[int, int], float]:
+def _given(jobs: Sequence[JobState], job_table: Jobs, room: Room, capacity: int) -> tuple[dict[int, int], float]:
     """GPUs of each job now, spare ones given to those who gain most; and when the first plan changes."""
     from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread_gpus
 
-    held = room.kept[1][:, 0].copy()
-    spare = capacity - int(held.sum())
+    gpus_of = room.kept[1][:, 0].copy()
+    spare = capacity - int(gpus_of.sum())
     assert room.free.gpus[0] == spare, "the timeline and the jobs disagree on what is free"
     if spare:
         order, end = np.arange(len(jobs)), room.end.copy()
-        spread_gpus(known, order, held, end, room.free, room.kept, room.wide, room.plan)
+        spread_gpus(job_table, order, gpus_of, end, room.free, room.kept, room.wide, room.plan)
     times, _, counts = room.kept
     changing = np.flatnonzero(counts > 1)
     change_s = float(times[changing, 1].min()) if len(changing) else math.inf
-    return {job.index: int(count) for job, count in zip(jobs, held.tolist(), strict=True) if count}, change_s
+    return {job.index: int(count) for job, count in zip(jobs, gpus_of.tolist(), strict=True) if count}, change_s
 
 
 POLICY = Traits(

@@ -55,9 +55,9 @@ class Gandiva:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Memory: the sets, and when time-slices changed last."""
-        known, switched_s = snapshot.memory or ({}, snapshot.now_s)
+        old_sets, switched_s = snapshot.memory or ({}, snapshot.now_s)
         there = {job.index: job for job in snapshot.jobs}
-        sets = _without_gone(known, there)
+        sets = _without_gone(old_sets, there)
         for size in sorted({job.gpus for job in snapshot.jobs} - sets.keys()):
             sets[size] = []
         sets = dict(sorted(sets.items()))
@@ -69,9 +69,9 @@ class Gandiva:
         every = [node_set for each in sets.values() for node_set in each]
         if snapshot.now_s + SOON_S >= switched_s + SLICE_S:
             switched_s = snapshot.now_s
-            for one in every:
-                if one.is_shared:
-                    one.jobs = [*one.jobs[one.at_once :], *one.jobs[: one.at_once]]
+            for node_set in every:
+                if node_set.is_shared:
+                    node_set.jobs = [*node_set.jobs[node_set.at_once :], *node_set.jobs[: node_set.at_once]]
         gpus = {index: there[index].gpus for node_set in every for index in node_set.jobs[: node_set.at_once]}
         wake_s = switched_s + SLICE_S if any(node_set.is_shared for node_set in every) else None
         return Decision(gpus, wake_s=wake_s, memory=(sets, switched_s))
@@ -107,12 +107,12 @@ class Gandiva:
         total = sum(demand.values())
         if total == 0:
             return
-        held = {size: self.per_node * sum(node_set.nodes for node_set in each) for size, each in sets.items()}
+        gpus_by_size = {size: self.per_node * sum(node_set.nodes for node_set in each) for size, each in sets.items()}
         for size, mine in sets.items():
             if demand[size] == 0:
                 continue
             plan = math.floor((demand[size] / total) * self.nodes * self.per_node)
-            more = min(plan, demand[size]) - held[size]
+            more = min(plan, demand[size]) - gpus_by_size[size]
             if more > 0:
                 self._grow(sets, size, math.ceil(more / size))
             elif more < 0:
@@ -127,22 +127,22 @@ class Gandiva:
         if spread > 0:
             mine = sets[size]
             jobs = [job for node_set in mine for job in node_set.jobs]
-            for one in mine:
-                one.jobs, one.load = [], 0
+            for node_set in mine:
+                node_set.jobs, node_set.load = [], 0
             for job in jobs:
                 _add(mine, mine[0], job)
 
 
 def _without_gone(entry: Mapping[int, list[NodeSet]], there: Mapping[int, object]) -> Sets:
     """Copies of the sets with the jobs that are still there; sets without a job are free nodes."""
-    found: Sets = {}
+    sets: Sets = {}
     for size, node_sets in entry.items():
-        kept = [
+        copies = [
             NodeSet(node_set.nodes, node_set.capacity, [job for job in node_set.jobs if job in there], node_set.load)
             for node_set in node_sets
         ]
-        found[size] = [node_set for node_set in kept if node_set.jobs]
-    return found
+        sets[size] = [node_set for node_set in copies if node_set.jobs]
+    return sets
 
 
 def _add(sets: list[NodeSet], to: NodeSet, job: int) -> None:

@@ -91,14 +91,14 @@ def read_policy(path: Path) -> Own:
 def _with(policy: Any, parameters: Mapping[str, object], name: str) -> Any:
     """The policy with other parameters. Raises SpecError."""
     inner: Any = policy.inner if isinstance(policy, Rounds) else policy
-    known = {each.name: getattr(inner, each.name) for each in fields(inner) if each.init and each.name not in GIVEN}
+    defaults = {each.name: getattr(inner, each.name) for each in fields(inner) if each.init and each.name not in GIVEN}
     if isinstance(policy, Rounds):
-        known["interval_s"] = policy.interval_s
+        defaults["interval_s"] = policy.interval_s
     for key, value in parameters.items():
-        if key not in known:
-            has = ", ".join(known) or "none"
+        if key not in defaults:
+            has = ", ".join(defaults) or "none"
             raise SpecError(key, value, f"{name} has the parameters: {has}")
-    chosen = {key: _as(known[key], value, key) for key, value in parameters.items()}
+    chosen = {key: _as(defaults[key], value, key) for key, value in parameters.items()}
     if not isinstance(policy, Rounds):
         return replace(policy, **chosen)
     interval_s = chosen.pop("interval_s", policy.interval_s)

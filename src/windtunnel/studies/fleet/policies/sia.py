@@ -39,9 +39,11 @@ class Sia:
         columns = [self._columns(job, capacity) for job in snapshot.jobs]
         costs = [self._costs(job, mine, snapshot.now_s) for job, mine in zip(snapshot.jobs, columns, strict=True)]
         uses = [[(names.index(kind), gpus) for kind, gpus in mine] for mine in columns]
-        found = choices(costs, uses, list(capacity.values()), UNALLOCATED)
+        column_of = choices(costs, uses, list(capacity.values()), UNALLOCATED)
         chosen = {
-            job.index: mine[at] for job, mine, at in zip(snapshot.jobs, columns, found, strict=True) if at is not None
+            job.index: mine[at]
+            for job, mine, at in zip(snapshot.jobs, columns, column_of, strict=True)
+            if at is not None
         }
         return decision(snapshot, chosen, self.kinds, self.per_node)
 
@@ -59,13 +61,13 @@ class Sia:
             return []
         rates = job.work.rates
         speed = [rates[kind][gpus] for kind, gpus in columns]
-        held = (self.kinds[job.placement[0][0]], job.held_gpus) if job.placement else None
+        current = (self.kinds[job.placement[0][0]], job.held_gpus) if job.placement else None
         age, restart_s = now_s - job.submit_s, job.work.restart_s
         factor = 1.0
-        if held is not None and restart_s > 0:
+        if current is not None and restart_s > 0:
             factor = max(age - job.restarts * restart_s, 0.0) / (age + restart_s)
         return [
-            round((rate / min(speed) * (1.0 if column == held else max(factor, 1e-4))) ** POWER, 2)
+            round((rate / min(speed) * (1.0 if column == current else max(factor, 1e-4))) ** POWER, 2)
             for rate, column in zip(speed, columns, strict=True)
         ]
 

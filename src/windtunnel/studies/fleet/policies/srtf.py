@@ -65,8 +65,8 @@ class Behind:
 
     def gpus_after(self, rank: Rank, enough: int, more: Iterator[Running]) -> int:
         """GPUs of jobs behind a rank, or of the last of them that hold `enough`; `more`: those not looked at yet."""
-        held, at = 0, 0
-        while held < enough:
+        gpus, at = 0, 0
+        while gpus < enough:
             if at == len(self.jobs):
                 job = next(more, None)
                 if job is None:
@@ -74,9 +74,9 @@ class Behind:
                 self.jobs.append(job)
             if self.jobs[at].rank < rank:
                 break
-            held += self.jobs[at].gpus
+            gpus += self.jobs[at].gpus
             at += 1
-        return held
+        return gpus
 
 
 @dataclass
@@ -90,11 +90,11 @@ class Order:
 
     def follow(self, board: Board) -> None:
         """Take in what has begun and ended on the board."""
-        gone = {job.index for job, _ in board.given}
+        ended = {job.index for job, _ in board.given}
         board.given.clear()
-        for index in gone & self.jobs.keys():
+        for index in ended & self.jobs.keys():
             del self.ends[bisect_left(self.ends, self.jobs.pop(index)[0])]
-        new, self.begun = [*(job for job in self.still if job.index not in gone), *self.begun], []
+        new, self.begun = [*(job for job in self.still if job.index not in ended), *self.begun], []
         self.still = []
         for job in new:
             if job.index not in board.running:

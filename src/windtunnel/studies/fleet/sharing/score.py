@@ -69,8 +69,8 @@ def fit_of(patterns: Sequence[Pattern], capacity: float) -> Fit:
                 (np.roll(waves[number], shifts[number]) for number in placed if number != at), np.zeros(circle)
             )
             if len(placed) > 1 and at != order[0]:  # the first one's shift is nobody's gain
-                tried = [_excess(others + np.roll(waves[at], by), capacity) for by in range(periods[at])]
-                shifts[at] = int(np.argmin(tried))
+                excesses = [_excess(others + np.roll(waves[at], by), capacity) for by in range(periods[at])]
+                shifts[at] = int(np.argmin(excesses))
             best = _excess(others + np.roll(waves[at], shifts[at]), capacity)
         if best >= before:
             break
@@ -137,9 +137,9 @@ def slowdowns(patterns: Sequence[Pattern], capacity: float, shifts_s: Sequence[f
 
 def _fair(rates: Sequence[float], capacity: float) -> list[float]:
     """Max-min fair parts of a link."""
-    given = [0.0] * len(rates)
+    parts = [0.0] * len(rates)
     free, open_ = capacity, sorted(range(len(rates)), key=lambda at: rates[at])
     for place, at in enumerate(open_):
-        given[at] = min(rates[at], free / (len(open_) - place))
-        free -= given[at]
-    return given
+        parts[at] = min(rates[at], free / (len(open_) - place))
+        free -= parts[at]
+    return parts

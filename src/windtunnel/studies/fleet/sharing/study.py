@@ -80,12 +80,12 @@ def answer(question: FleetShare) -> Shared:
     """Place the jobs. Raises UserError."""
     path = Path(question.jobs)
     capacity, patterns = read_jobs_of(path)
-    known: dict[tuple[int, ...], Fit] = {}
+    fits: dict[tuple[int, ...], Fit] = {}
 
     def fit(those: tuple[int, ...]) -> Fit:
-        if those not in known:
-            known[those] = fit_of([patterns[at] for at in those], capacity)
-        return known[those]
+        if those not in fits:
+            fits[those] = fit_of([patterns[at] for at in those], capacity)
+        return fits[those]
 
     def loads(those: tuple[int, ...]) -> float:
         return sum(patterns[at].rate * patterns[at].busy_s / patterns[at].period_s for at in those)
@@ -102,8 +102,10 @@ def answer(question: FleetShare) -> Shared:
         for name, parts in (("by fit", by_fit), ("by load", by_load))
     }
     drift = any(link.shifts_s is None for links_ in placements.values() for link in links_)
-    said = ("some periods do not meet again within 20,000 cells: those jobs drift, and have no shift",) if drift else ()
-    return Shared(str(path), placements, said)
+    notes = (
+        ("some periods do not meet again within 20,000 cells: those jobs drift, and have no shift",) if drift else ()
+    )
+    return Shared(str(path), placements, notes)
 
 
 def _parts(where: Sequence[int], links: int) -> list[tuple[int, ...]]:
@@ -120,11 +122,11 @@ def _greedy(
 ) -> list[tuple[int, ...]]:
     parts: list[tuple[int, ...]] = [() for _ in range(links)]
     for at in order:
-        tried = [
+        choices = [
             [tuple(sorted((*those, at))) if link == chosen else those for link, those in enumerate(parts)]
             for chosen in range(links)
         ]
-        parts = max(tried, key=worth)
+        parts = max(choices, key=worth)
     return parts
 
 

@@ -49,16 +49,16 @@ def _held_up(
     moved = (split.communication_ns * transfers).sum(axis=1)
     inside = passes[program] * (1.0 - at.setters.own[ranks])
     between = moved[program] * (1.0 - at.setters.own_link[ranks])
-    held: NDArray[np.int64] = np.rint(inside + between).astype(np.int64)
-    return held
+    delay_ns: NDArray[np.int64] = np.rint(inside + between).astype(np.int64)
+    return delay_ns
 
 
 def _added(at: ReplayedStep) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What disturbances add to each program: nanoseconds of its passes, and shares of its transfers by category."""
-    graph, taken, added = at.graph, at.taken, at.added
+    graph, durations, added = at.graph, at.taken, at.added
     stages, categories = graph.n_programs, len(graph.categories)
-    passes = np.zeros((len(taken), stages))
-    shares = np.zeros((len(taken), stages, categories))
+    passes = np.zeros((len(durations), stages))
+    shares = np.zeros((len(durations), stages, categories))
     computes = graph.kind == OpKind.COMPUTE
     moves = ~computes & (graph.kind <= OpKind.RECV)
     for stage in range(stages):
@@ -66,7 +66,7 @@ def _added(at: ReplayedStep) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         passes[:, stage] = added[:, computes & own].sum(axis=1)
         for category in np.unique(graph.category[moves & own]).tolist():
             these = moves & own & (graph.category == category)
-            whole = taken[:, these].sum(axis=1)
+            whole = durations[:, these].sum(axis=1)
             shares[:, stage, category] = added[:, these].sum(axis=1) / np.maximum(whole, 1)
     return passes.reshape(-1), shares.reshape(-1, categories)
 

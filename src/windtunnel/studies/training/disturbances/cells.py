@@ -27,12 +27,14 @@ def placed(disturbances: Disturbances, layout: Layout) -> Disturbances:
     stages = layout.plan.pp
     gpus = layout.cluster.n_gpus // stages
     slow = []
-    for one in disturbances.slow:
-        if one.kind == "stage":
-            if one.stage >= stages:
-                raise SpecError("slow", one.text, f"pipeline stages are numbered 0 to {stages - 1}; see --pp")
-            one = replace(one, gpus=tuple(range(one.stage * gpus, (one.stage + 1) * gpus)))
-        slow.append(one)
+    for disturbance in disturbances.slow:
+        if disturbance.kind == "stage":
+            if disturbance.stage >= stages:
+                raise SpecError("slow", disturbance.text, f"pipeline stages are numbered 0 to {stages - 1}; see --pp")
+            disturbance = replace(
+                disturbance, gpus=tuple(range(disturbance.stage * gpus, (disturbance.stage + 1) * gpus))
+            )
+        slow.append(disturbance)
     return replace(disturbances, slow=tuple(slow))
 
 
@@ -43,10 +45,10 @@ def cell_factors(layout: Layout, slow: Sequence[Slow]) -> tuple[Floats, Floats]:
     """
     stages, replicas = layout.plan.pp, layout.dp
     compute, links = np.ones((replicas, stages)), np.ones((replicas, stages))
-    hot = [one for one in slow if one.kind in ("gpu", "random", "thermal")]
-    gpus = [gpu for one in hot for gpu in one.gpus]
+    hot = [disturbance for disturbance in slow if disturbance.kind in ("gpu", "random", "thermal")]
+    gpus = [gpu for disturbance in hot for gpu in disturbance.gpus]
     # Two slow GPUs of one cell do not add up: the cell waits for the slower.
-    factors = np.repeat([one.factor for one in hot], [len(one.gpus) for one in hot])
+    factors = np.repeat([disturbance.factor for disturbance in hot], [len(disturbance.gpus) for disturbance in hot])
     np.maximum.at(compute, cells_of(layout, gpus), factors)
     for gpu, times in link_times(slow, layout.cluster).items():
         np.maximum.at(links, cells_of(layout, (gpu,)), times)
@@ -65,9 +67,9 @@ def in_step(layout: Layout, factors: Floats) -> Floats:
 def stage_times(layout: Layout, slow: Iterable[Slow]) -> Floats:
     """float64[stages]: how much longer each stage computes because it has more to do than the others."""
     times = np.ones(layout.plan.pp)
-    for one in slow:
-        if one.kind == "stage":
-            times[one.stage] *= one.factor  # more work on a slow GPU takes both times as long
+    for disturbance in slow:
+        if disturbance.kind == "stage":
+            times[disturbance.stage] *= disturbance.factor  # more work on a slow GPU takes both times as long
     return times
 
 

@@ -33,19 +33,19 @@ def passes_of(step: LoweredStep) -> NDArray[np.bool_]:
     return step.graph.category < len(step.segments)
 
 
-def random_source(one: Slow, number: int, step: LoweredStep, layout: Layout, seed: int) -> Source:
+def random_source(disturbance: Slow, number: int, step: LoweredStep, layout: Layout, seed: int) -> Source:
     """What draws for a pause, for noise of ops or for jitter. `number`: how many of its kind come before it."""
-    key = (seed, KEYS[one.kind], number)
+    key = (seed, KEYS[disturbance.kind], number)
     passes = passes_of(step)
-    if one.kind == "pause":
-        return _pauses(one, key, step, layout)
-    if one.kind == "jitter":
-        return lognormal(one.share, key, np.where(passes, 0, -1))
-    tables = pass_factors(layout, step.segments, one.share, seed + number)
+    if disturbance.kind == "pause":
+        return _pauses(disturbance, key, step, layout)
+    if disturbance.kind == "jitter":
+        return lognormal(disturbance.share, key, np.where(passes, 0, -1))
+    tables = pass_factors(layout, step.segments, disturbance.share, seed + number)
     return from_tables(tables, np.where(passes, step.graph.category.astype(np.int64), -1), key)
 
 
-def _pauses(one: Slow, key: tuple[int, ...], step: LoweredStep, layout: Layout) -> Source:
+def _pauses(disturbance: Slow, key: tuple[int, ...], step: LoweredStep, layout: Layout) -> Source:
     """A paused rank holds up its cell: `seconds` more in a pass that runs at a random moment."""
     tied = tied_replicas(layout)
     units, stages = layout.dp // tied, layout.plan.pp
@@ -53,12 +53,12 @@ def _pauses(one: Slow, key: tuple[int, ...], step: LoweredStep, layout: Layout) 
     program, passes = step.graph.program, passes_of(step)
     by_stage = [np.flatnonzero(passes & (program == stage)) for stage in range(stages)]
     upto = [np.cumsum(step.duration_ns[ops]) for ops in by_stage]
-    length = np.float32(one.seconds * 1e9)
+    length = np.float32(disturbance.seconds * 1e9)
     n = step.graph.n_ops
 
     def start(first_sample: int, lanes: int) -> Draw:
         generator = np.random.default_rng((*key, first_sample))
-        counts = generator.binomial(ranks, one.share, (units, stages, lanes))
+        counts = generator.binomial(ranks, disturbance.share, (units, stages, lanes))
         unit, stage, lane = np.nonzero(counts)
         again = counts[unit, stage, lane]
         unit, stage, lane = (np.repeat(where, again) for where in (unit, stage, lane))
@@ -77,8 +77,8 @@ def _pauses(one: Slow, key: tuple[int, ...], step: LoweredStep, layout: Layout) 
             row[ops] = np.arange(len(ops))
             events = slice(begins[low], begins[high])
             rows = row[op[events]]
-            drawn = rows >= 0
-            np.add.at(extra, (unit[events][drawn] - low, rows[drawn], lane[events][drawn]), length)
+            wanted = rows >= 0
+            np.add.at(extra, (unit[events][wanted] - low, rows[wanted], lane[events][wanted]), length)
             return extra
 
         return draw
@@ -153,22 +153,24 @@ def _warm_cells(
 ) -> list[_Warm]:
     tied = tied_replicas(layout)
     heats: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for one in slow:
-        if one.kind == "thermal":
-            replicas, stages = cells_of(layout, one.gpus)
-            heats.setdefault((int(replicas[0]) // tied, int(stages[0])), []).append((one.factor, one.seconds))
-    static = cell_factors(layout, [one for one in slow if one.kind != "thermal"])[0]
+    for disturbance in slow:
+        if disturbance.kind == "thermal":
+            replicas, stages = cells_of(layout, disturbance.gpus)
+            heats.setdefault((int(replicas[0]) // tied, int(stages[0])), []).append(
+                (disturbance.factor, disturbance.seconds)
+            )
+    static = cell_factors(layout, [disturbance for disturbance in slow if disturbance.kind != "thermal"])[0]
     work = stage_times(layout, slow)
     cells = []
     priced: dict[tuple[float, float, float], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-    for (unit, stage), found in sorted(heats.items()):
+    for (unit, stage), gpu_heats in sorted(heats.items()):
         cold = float(static[unit * tied, stage])
-        hot = max(cold, float(work[stage]) * max(factor for factor, _ in found))
+        hot = max(cold, float(work[stage]) * max(factor for factor, _ in gpu_heats))
         key = (cold, hot, float(links[unit * tied, stage]))
         if key not in priced:
             knots = np.linspace(cold, hot, KNOTS if hot > cold else 1)
             prices = [pricer.slowed(float(knot), key[2]) for knot in knots]
-            taken = np.array([pass_durations(step, pieces, price) for price in prices], np.float64)
-            priced[key] = knots, taken / np.maximum(taken[-1], 1.0)
-        cells.append(_Warm(unit, stage, cold, float(work[stage]), tuple(found), *priced[key]))
+            durations = np.array([pass_durations(step, pieces, price) for price in prices], np.float64)
+            priced[key] = knots, durations / np.maximum(durations[-1], 1.0)
+        cells.append(_Warm(unit, stage, cold, float(work[stage]), tuple(gpu_heats), *priced[key]))
     return cells

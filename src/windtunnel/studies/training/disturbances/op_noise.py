@@ -32,8 +32,8 @@ def pass_factors(layout: Layout, segments: tuple[Segment, ...], sigma: float, se
             continue
         copies = copies_of(layout, segment)
         graph = cell_graph(layout, segment.graph, copies)
-        taken = np.tile(segment.end_ns - segment.start_ns, copies)
-        makespans = sample_makespans(graph, taken, taken > 0, sigma, DRAWN, seed)
+        durations = np.tile(segment.end_ns - segment.start_ns, copies)
+        makespans = sample_makespans(graph, durations, durations > 0, sigma, DRAWN, seed)
         tables[number] = makespans / segment.duration_ns
     return tables
 
@@ -66,5 +66,5 @@ def _members(layout: Layout, group: str) -> tuple[int, int] | None:
     """Size and stride of a group of ranks; None where its members are not neighbours of one stage."""
     if group not in ("tp", "cp", "dp", "replica", "ep", "etp", "edp"):
         return None
-    found = layout.group(group)
-    return found.size, (found.span - 1) // (found.size - 1) if found.size > 1 else 1
+    members = layout.group(group)
+    return members.size, (members.span - 1) // (members.size - 1) if members.size > 1 else 1

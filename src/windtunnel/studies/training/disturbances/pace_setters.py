@@ -48,14 +48,14 @@ def pace_setters_of(layout: Layout, slow: Sequence[Slow]) -> PaceSetters:
     stages, replicas, cell = layout.plan.pp, layout.dp, layout.plan.tp * layout.plan.cp
     n, tied = stages * replicas * cell, tied_replicas(layout)
     compute, link, more_work = np.ones(n), np.ones(n), np.ones(n)
-    slow = [_befalling(one, n // stages) for one in slow]
-    for one in slow:
-        gpus = np.unique(np.array(one.gpus, np.int64))
-        if one.kind == "stage":
-            more_work[gpus] *= one.factor
+    slow = [_befalling(disturbance, n // stages) for disturbance in slow]
+    for disturbance in slow:
+        gpus = np.unique(np.array(disturbance.gpus, np.int64))
+        if disturbance.kind == "stage":
+            more_work[gpus] *= disturbance.factor
         else:
-            factors = link if one.link else compute
-            factors[gpus] = np.maximum(factors[gpus], one.factor)
+            factors = link if disturbance.link else compute
+            factors[gpus] = np.maximum(factors[gpus], disturbance.factor)
     compute *= more_work
     excess = (compute - 1.0) + (link - 1.0)
     blocks = excess.reshape(-1, tied * cell)  # one row per tied block of cells
@@ -82,11 +82,13 @@ def pace_setters_of(layout: Layout, slow: Sequence[Slow]) -> PaceSetters:
     )
 
 
-def _befalling(one: Slow, ranks_of_stage: int) -> Slow:
+def _befalling(disturbance: Slow, ranks_of_stage: int) -> Slow:
     """The same with the ranks of an uneven stage."""
-    if one.kind != "stage" or one.gpus:
-        return one
-    return replace(one, gpus=tuple(range(one.stage * ranks_of_stage, (one.stage + 1) * ranks_of_stage)))
+    if disturbance.kind != "stage" or disturbance.gpus:
+        return disturbance
+    return replace(
+        disturbance, gpus=tuple(range(disturbance.stage * ranks_of_stage, (disturbance.stage + 1) * ranks_of_stage))
+    )
 
 
 def _slowest(link: NDArray[np.float64], stages: int) -> NDArray[np.int64]:

@@ -55,10 +55,10 @@ def disturb(
     Raises:
         SpecError: a disturbance that this layout has no place for.
     """
-    asked = placed(disturbances, layout)
-    if sources and not asked.samples:
-        asked = replace(asked, samples=SAMPLES)
-    parts = (*asked.parts, *(Slow(name, (), 1.0, link=False, kind="source") for name in sources))
+    disturbances = placed(disturbances, layout)
+    if sources and not disturbances.samples:
+        disturbances = replace(disturbances, samples=SAMPLES)
+    parts = (*disturbances.parts, *(Slow(name, (), 1.0, link=False, kind="source") for name in sources))
     planned = PlannedStep(step, layout, pieces, pricer, undisturbed_ns)
     job = planned.disturbed(parts)
 
@@ -76,8 +76,8 @@ def disturb(
         units = layout.dp // tied
         return units * layout.plan.pp, (tied,) * units
 
-    sample = partial(planned.makespans, job, planned.random_sources(parts, asked.seed, sources))
-    return effect_of(job, asked, sample=sample, explain=explained, place=place, simulated=simulated)
+    sample = partial(planned.makespans, job, planned.random_sources(parts, disturbances.seed, sources))
+    return effect_of(job, disturbances, sample=sample, explain=explained, place=place, simulated=simulated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,28 +120,28 @@ class PlannedStep:
 
     def _variant(self, job: DisturbedStep[Unfolded], random: Mapping[int, Source], numbers: frozenset[int]) -> Variant:
         steady, tied, slow = job.replayed(numbers), tied_replicas(self.layout), job.chosen(numbers)
-        taken = (steady.timeline.end_ns - steady.timeline.start_ns).reshape(-1, self.step.graph.n_ops)
+        durations = (steady.timeline.end_ns - steady.timeline.start_ns).reshape(-1, self.step.graph.n_ops)
         sources = tuple(random[number] for number in sorted(numbers) if number in random)
-        if any(one.kind == "thermal" for one in slow):
+        if any(disturbance.kind == "thermal" for disturbance in slow):
             shared = in_step(self.layout, uneven_fabric(self.layout, slow).inside)
             links = np.maximum(cell_factors(self.layout, slow)[1], shared)
             step_s = self.undisturbed_ns / 1e9
             sources += warming(slow, self.step, self.layout, self.pieces, self.pricer, links, step_s)
-        return Variant(taken, np.ascontiguousarray(steady.made.class_of[::tied]), sources)
+        return Variant(durations, np.ascontiguousarray(steady.made.class_of[::tied]), sources)
 
 
 def uneven_fabric(layout: Layout, slow: tuple[Slow, ...]) -> LinkFactors:
     """What degraded uplinks do to each cell, and flows that are hashed to single uplinks instead of spread over all."""
-    uplinks = [one for one in slow if one.kind == "uplink"]
-    hashed = next((one for one in slow if one.kind == "ecmp"), None)
+    uplinks = [disturbance for disturbance in slow if disturbance.kind == "uplink"]
+    hashed = next((disturbance for disturbance in slow if disturbance.kind == "ecmp"), None)
     if not uplinks and hashed is None:
         return LinkFactors.none(layout)
     single = topology_of(layout.cluster, ecmp_seed=0).uplinks
-    kept: dict[int, NDArray[np.float64]] = {}
+    shares_by_leaf: dict[int, NDArray[np.float64]] = {}
     for uplink in uplinks:
         which = slice(None) if uplink.uplink < 0 else uplink.uplink
-        shares = kept.setdefault(uplink.leaf, np.ones(single))
+        shares = shares_by_leaf.setdefault(uplink.leaf, np.ones(single))
         shares[which] = np.minimum(shares[which], uplink.share)
     if hashed is None:  # a leaf's traffic is spread over all of its uplinks
-        return uplink_factors(layout, {leaf: shares.mean() for leaf, shares in kept.items()})
-    return uplink_factors(layout, kept, hashed.seed)
+        return uplink_factors(layout, {leaf: shares.mean() for leaf, shares in shares_by_leaf.items()})
+    return uplink_factors(layout, shares_by_leaf, hashed.seed)

@@ -142,7 +142,10 @@ def _durations(
     program = base.program
     passes = base.category < len(step.segments)
     nominal = np.array([segment.duration_ns for segment in step.segments], np.int64)
-    variants = {factors: np.array([one.duration_ns for one in found], np.int64) for factors, found in slowed.items()}
+    variants = {
+        factors: np.array([segment.duration_ns for segment in segments], np.int64)
+        for factors, segments in slowed.items()
+    }
     for k, stage, factors in cells.differ():
         own = np.flatnonzero(passes & (program == stage))
         segment = base.category[own]
@@ -181,7 +184,7 @@ def _nic_shares(
     base = step.graph
     shares = np.tile(step.nic_share, (len(cells.compute), 1))
     passes, program = base.category < len(step.segments), base.program
-    variants = {factors: nic_parts(found) / PARTS for factors, found in slowed.items()}
+    variants = {factors: nic_parts(segments) / PARTS for factors, segments in slowed.items()}
     for k, stage, factors in cells.differ():
         own = np.flatnonzero(passes & (program == stage))
         shares[k, own] = variants[factors][base.category[own]] * (cells.own_link[k, stage] / cells.inside[k, stage])

@@ -55,8 +55,8 @@ def write(plan: OpenPlan, dp: int, n_gpus: int) -> tuple[str, tuple[str, ...]]:
     if zero < 2:
         usual |= {name: getattr(plan, name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
     left = with_left_out(plan, WRITTEN, usual)
-    named = {ours: theirs for theirs, ours in FORMATS.items()}
-    if precision not in named:
+    formats = {ours: theirs for theirs, ours in FORMATS.items()}
+    if precision not in formats:
         left.append(f"precision {precision}")
     if recompute not in (("none", "full") if zero >= 2 else ("none",)):
         left.append(f"recompute {recompute}")
@@ -73,7 +73,7 @@ def write(plan: OpenPlan, dp: int, n_gpus: int) -> tuple[str, tuple[str, ...]]:
     lines = [
         f"distributed_type: {'FSDP' if zero >= 2 else 'MULTI_GPU'}",
         f"num_processes: {n_gpus}",
-        f"mixed_precision: '{named.get(precision, 'bf16')}'",
+        f"mixed_precision: '{formats.get(precision, 'bf16')}'",
     ]
     if plan.compile:
         lines += ["dynamo_config:", "  dynamo_backend: INDUCTOR"]
@@ -164,5 +164,5 @@ def _deepspeed(options: Options, fields: dict[str, object], n_gpus: int, where: 
     unknown = [*options.unknown(), *inner.unknown]
     if steps is not None and steps > 1:
         unknown.append(f"gradient_accumulation_steps {steps} (give --micro-batch and --global-batch)")
-    kept = {name: value for name, value in fields.items() if name != "precision"}
-    return Native("deepspeed", {**inner.fields, **kept}, None, tuple(unknown), where)
+    rest = {name: value for name, value in fields.items() if name != "precision"}
+    return Native("deepspeed", {**inner.fields, **rest}, None, tuple(unknown), where)

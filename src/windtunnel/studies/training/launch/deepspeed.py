@@ -115,13 +115,13 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     elif accumulated is not None:
         options.left.add("data_types.grad_accum_dtype")
     kind = str(options.take("optimizer.type", "adam")).lower()
-    named = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd", "muon": "muon"}
-    if kind in named:
-        fields["optimizer"] = named[kind]
+    optimizers = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd", "muon": "muon"}
+    if kind in optimizers:
+        fields["optimizer"] = optimizers[kind]
     else:
         options.left.add("optimizer.type")
-    said = [f'{name} ("auto": the script says)' for name in document_order(document, open_values)]
-    return Native("deepspeed", fields, None, (*options.unknown(), *said), where)
+    automatic = [f'{name} ("auto": the script says)' for name in document_order(document, open_values)]
+    return Native("deepspeed", fields, None, (*options.unknown(), *automatic), where)
 
 
 def document_order(document: Mapping[str, object], names: set[str]) -> list[str]:

@@ -90,11 +90,11 @@ def translated(document: Document) -> Document:
     return {FACTORY: _factory, TUNE: _tune, FOUNDRY: _foundry}[dialect](rest, document)
 
 
-def of_swift(given: Document) -> Document:
+def of_swift(options: Document) -> Document:
     """Options of ms-swift's launch line by the Trainer's names, with what it means where they say nothing."""
-    rest = dict(given)
+    rest = dict(options)
     tuner, dtype = rest.pop("tuner_type", rest.pop("train_type", "lora")), str(rest.pop("torch_dtype", "bfloat16"))
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "model_name_or_path": rest.pop("model", None),
         "bf16": dtype == "bfloat16",
         "fp16": dtype == "float16",
@@ -103,15 +103,15 @@ def of_swift(given: Document) -> Document:
         "quantization_bit": rest.pop("quant_bits", None),
     }
     if tuner == "lora":
-        found |= {"lora_r": rest.pop("lora_rank", 8), "lora_target_modules": rest.pop("target_modules", None)}
+        settings |= {"lora_r": rest.pop("lora_rank", 8), "lora_target_modules": rest.pop("target_modules", None)}
     shard = SWIFT_STAGE.match(str(rest.get("deepspeed", "")))
     if shard is not None:
-        found["zero_stage"] = int(shard[1])
+        settings["zero_stage"] = int(shard[1])
         if "offload" in str(rest.pop("deepspeed")):
-            found["deepspeed_offload"] = True
+            settings["deepspeed_offload"] = True
     if rest.get("rlhf_type") == "dpo":
-        found["stage"] = rest.pop("rlhf_type")
-    return {**rest, **found}
+        settings["stage"] = rest.pop("rlhf_type")
+    return {**rest, **settings}
 
 
 def of_xtuner(values: Document, parts: Mapping[str, Document]) -> Document:
@@ -124,7 +124,7 @@ def of_xtuner(values: Document, parts: Mapping[str, Document]) -> Document:
     degree, dtype = values.get("sequence_parallel_size", 1), str(parts.get("AmpOptimWrapper", {}).get("dtype"))
     steps = values["accumulative_counts"]
     multiplied = MULTIPLIED in values and isinstance(degree, int) and isinstance(steps, int)
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "model_name_or_path": values.get("pretrained_model_name_or_path", values.get("llm_name_or_path")),
         "per_device_train_batch_size": values["batch_size"],
         "gradient_accumulation_steps": steps * degree if multiplied else steps,  # type: ignore[operator]
@@ -140,14 +140,14 @@ def of_xtuner(values: Document, parts: Mapping[str, Document]) -> Document:
         ),
     }
     if lora is not None:
-        found |= {"adapter": "lora", "lora_r": lora.get("r"), "lora_target_modules": lora.get("target_modules")}
-        found |= {name: quantised.get(name) for name in ("load_in_4bit", "load_in_8bit")}
-    return found
+        settings |= {"adapter": "lora", "lora_r": lora.get("r"), "lora_target_modules": lora.get("target_modules")}
+        settings |= {name: quantised.get(name) for name in ("load_in_4bit", "load_in_8bit")}
+    return settings
 
 
 def _factory(rest: dict[str, object], document: Document) -> Document:
     dist, adapter = _part(rest, "dist_config"), _part(rest, "peft_config")
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "model_name_or_path": rest.pop("model"),
         "micro_batch_size": rest.pop("micro_batch_size", 1),
         "max_seq_length": rest.pop("cutoff_len", 2048),
@@ -163,16 +163,16 @@ def _factory(rest: dict[str, object], document: Document) -> Document:
         "enable_liger_kernel": "liger" in str(_part(rest, "kernel_config").get("name")),
     }
     if dist.get("name") == "deepspeed":
-        found["deepspeed"] = dist.get("config_file", "")
+        settings["deepspeed"] = dist.get("config_file", "")
     elif dist:
-        found["fsdp"] = "full_shard"
+        settings["fsdp"] = "full_shard"
     if adapter.get("name") == "lora" and "r" in adapter:
         targets = adapter.get("target_modules")
-        found |= {"adapter": "lora", "lora_r": adapter["r"], "lora_target_modules": targets}
+        settings |= {"adapter": "lora", "lora_r": adapter["r"], "lora_target_modules": targets}
     elif adapter:
-        found["peft_config"] = adapter.get("name")
+        settings["peft_config"] = adapter.get("name")
     batching = rest.pop("batching_strategy", "normal")
-    return {**rest, **found, **({} if batching == "normal" else {"batching_strategy": batching})}
+    return {**rest, **settings, **({} if batching == "normal" else {"batching_strategy": batching})}
 
 
 def _tune(rest: dict[str, object], document: Document) -> Document:
@@ -180,7 +180,7 @@ def _tune(rest: dict[str, object], document: Document) -> Document:
     place, kind = str(_mapping(document.get("checkpointer")).get("checkpoint_dir", "")), _component(model)
     tokenizer = _part(rest, "tokenizer")
     dtype = str(rest.pop("dtype", "bf16"))
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "model_name_or_path": place or kind,
         "per_device_train_batch_size": rest.pop("batch_size"),
         "max_seq_length": tokenizer.get("max_seq_len"),
@@ -197,11 +197,11 @@ def _tune(rest: dict[str, object], document: Document) -> Document:
     rest.pop("tensor_parallel_plan", None)
     if "lora_rank" in model:
         own = model.get("lora_attn_modules")
-        targets = [TUNE_TARGETS.get(str(one), str(one)) for one in own] if isinstance(own, list) else []
+        targets = [TUNE_TARGETS.get(str(name), str(name)) for name in own] if isinstance(own, list) else []
         targets += ["gate_proj", "up_proj", "down_proj"] * bool(model.get("apply_lora_to_mlp"))
-        found |= {"adapter": "lora", "lora_r": model["lora_rank"], "lora_target_modules": targets}
-        found["load_in_4bit"] = "qlora" in kind or bool(model.get("quantize_base"))
-    return {**rest, **found}
+        settings |= {"adapter": "lora", "lora_r": model["lora_rank"], "lora_target_modules": targets}
+        settings["load_in_4bit"] = "qlora" in kind or bool(model.get("quantize_base"))
+    return {**rest, **settings}
 
 
 def _foundry(rest: dict[str, object], document: Document) -> Document:
@@ -209,7 +209,7 @@ def _foundry(rest: dict[str, object], document: Document) -> Document:
     micro = rest.pop("device_train_microbatch_size", None)
     attention = _mapping(model.get("attn_config")).get("attn_impl")
     optimizer = str(_part(rest, "optimizer").get("name", "adamw")).removeprefix("decoupled_")
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "model_name_or_path": model.get("pretrained_model_name_or_path", model.get("name")),
         "per_device_train_batch_size": micro if isinstance(micro, int) else 1,
         "global_batch_size": rest.pop("global_train_batch_size"),
@@ -220,14 +220,14 @@ def _foundry(rest: dict[str, object], document: Document) -> Document:
         "optim": optimizer,
     }
     if micro == "auto":
-        found["device_train_microbatch_size"] = micro
+        settings["device_train_microbatch_size"] = micro
     sizes = {"layers": model.get("n_layers"), "hidden": model.get("d_model"), "heads": model.get("n_heads")}
     hidden, ratio = sizes["hidden"], model.get("expansion_ratio", 4)
     is_plain = model.get("name") == "mpt_causal_lm" and "ffn_config" not in model
     if is_plain and isinstance(hidden, int) and isinstance(ratio, int) and None not in sizes.values():
         own = {"ffn": hidden * ratio, "vocab": model.get("vocab_size"), "gated": False, "family": "gpt"}
-        found["stated_model"] = {**sizes, **own, "tied_embeddings": True}
-    return {**rest, **found}
+        settings["stated_model"] = {**sizes, **own, "tied_embeddings": True}
+    return {**rest, **settings}
 
 
 def _optimizer(component: str) -> str:
@@ -249,10 +249,10 @@ def _component(part: Document) -> str:
 
 def _value(document: Document, value: object) -> object:
     """A value, or what `${a.b}` names."""
-    named = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
-    if named is None:
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
+    if reference is None:
         return value
-    found: object = document
-    for word in named[1].split("."):
-        found = _mapping(found).get(word)
-    return found
+    part: object = document
+    for word in reference[1].split("."):
+        part = _mapping(part).get(word)
+    return part

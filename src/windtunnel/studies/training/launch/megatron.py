@@ -73,21 +73,21 @@ def left_out(plan: OpenPlan, dp: int) -> list[str]:
     written = set(WRITTEN)
     if plan.attention_impl == "unfused":
         written.add("attention_impl")
-    found = with_left_out(plan, written, usual)
+    left = with_left_out(plan, written, usual)
     if plan.precision == "fp32" and plan.gradient_dtype == "bf16":
-        found.append("gradient_dtype bf16")
+        left.append("gradient_dtype bf16")
     if plan.overlap_ep and not _hides_exchange(plan):
-        found.append("overlap_ep with full recomputation, or with a pipeline of one piece a rank")
+        left.append("overlap_ep with full recomputation, or with a pipeline of one piece a rank")
     if plan.cuda_graphs and str(plan.recompute).startswith("full"):
-        found.append("cuda_graphs with full recomputation")
+        left.append("cuda_graphs with full recomputation")
     if _batches_sends(plan):
-        found.append("overlap_p2p off with interleaving over two stages")
+        left.append("overlap_p2p off with interleaving over two stages")
     if _short_group(plan, dp):
-        found.append(f"micro_batch_group {plan.micro_batch_group}: one group is smaller than the {plan.pp} stages")
-    found += _not_with_muon(plan)
+        left.append(f"micro_batch_group {plan.micro_batch_group}: one group is smaller than the {plan.pp} stages")
+    left += _not_with_muon(plan)
     kind, _, detail = str(plan.recompute or "none").partition(":")
     parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
-    return found + ([f"recompute of {', '.join(parts)}"] if parts else [])
+    return left + ([f"recompute of {', '.join(parts)}"] if parts else [])
 
 
 def _hides_exchange(plan: OpenPlan) -> bool:
@@ -113,11 +113,11 @@ def _not_with_muon(plan: OpenPlan) -> list[str]:
     """What `validate_args` refuses beside Muon: its own optimizer shards (`dist_muon`), and nothing is overlapped."""
     if plan.optimizer != "muon":
         return []
-    found = [f"{name} with muon" for name in ("overlap_grad_reduce", "overlap_param_gather") if getattr(plan, name)]
+    left = [f"{name} with muon" for name in ("overlap_grad_reduce", "overlap_param_gather") if getattr(plan, name)]
     if (plan.zero_stage or 0) > 1:
-        found.append(f"zero_stage {plan.zero_stage} with muon")
-    found += [f"{name} with muon" for name in ("shard_group", "offload_optimizer") if getattr(plan, name)]
-    return found + (["optimizer_dtype bf16 with muon"] if plan.optimizer_dtype == "bf16" else [])
+        left.append(f"zero_stage {plan.zero_stage} with muon")
+    left += [f"{name} with muon" for name in ("shard_group", "offload_optimizer") if getattr(plan, name)]
+    return left + (["optimizer_dtype bf16 with muon"] if plan.optimizer_dtype == "bf16" else [])
 
 
 def _arguments(plan: OpenPlan, dp: int) -> Iterator[str]:

@@ -23,15 +23,15 @@ OF_EXPERTS = ("moe_", "expert_tensor_parallel")
 
 def arguments_of(lines: Iterable[str]) -> dict[str, str]:
     """Name and value of what stands between Megatron's two rulers; empty without them."""
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     inside = False
     for line in lines:
         if inside or BLOCK_BEGINS.search(line):
             inside = not BLOCK_ENDS.search(line)
             match = ARGUMENT.match(ESCAPES.sub("", line))
             if match:
-                found[match[1]] = match[2]
-    return found
+                arguments[match[1]] = match[2]
+    return arguments
 
 
 def options_of(arguments: Mapping[str, str]) -> str:
@@ -44,7 +44,7 @@ def options_of(arguments: Mapping[str, str]) -> str:
         elif value not in ("False", "None") and not (dense and name.startswith(OF_EXPERTS)):
             option = "--" + NAMED.get(name, name).replace("_", "-")
             listed = re.findall(r"'([^']*)'", value) if value.startswith("[") else [value]
-            words.append(" ".join([option, *(shlex.quote(one) for one in listed if one != "True")]))
+            words.append(" ".join([option, *(shlex.quote(word) for word in listed if word != "True")]))
     return " ".join(words)
 
 

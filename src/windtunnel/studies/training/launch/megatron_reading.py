@@ -166,110 +166,116 @@ class Arguments:
         return [" ".join([name, *self.given[name][:1]]) for name in left]
 
 
-def _fields(found: Arguments, n_gpus: int) -> dict[str, object]:
-    tp = found.count("--tensor-model-parallel-size", found.count("--tensor-parallel-size", 1))
-    pp = found.count("--pipeline-model-parallel-size", 1)
-    cp = found.count("--context-parallel-size", 1)
+def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
+    tp = arguments.count("--tensor-model-parallel-size", arguments.count("--tensor-parallel-size", 1))
+    pp = arguments.count("--pipeline-model-parallel-size", 1)
+    cp = arguments.count("--context-parallel-size", 1)
     fields: dict[str, object] = {"framework": "megatron", "tp": tp, "pp": pp, "cp": cp}
-    kind = found.word("--cp-comm-type")
+    kind = arguments.word("--cp-comm-type")
     if cp > 1:
         fields["cp_kind"] = "ulysses" if kind == "a2a" else "ring"
         if kind not in (None, "p2p", "a2a"):
-            found.given[f"--cp-comm-type {kind}"] = []
-    fields |= {"ep": found.count("--expert-model-parallel-size", 1)}
-    etp = found.number("--expert-tensor-parallel-size")
+            arguments.given[f"--cp-comm-type {kind}"] = []
+    fields |= {"ep": arguments.count("--expert-model-parallel-size", 1)}
+    etp = arguments.number("--expert-tensor-parallel-size")
     if etp is not None:
         fields["etp"] = etp
-    fields |= _pipeline(found, pp)
+    fields |= _pipeline(arguments, pp)
     if tp > 1:
-        fields["sequence_parallel"] = found.on("--sequence-parallel")
-        fields["overlap_tp"] = found.on("--tp-comm-overlap")
+        fields["sequence_parallel"] = arguments.on("--sequence-parallel")
+        fields["overlap_tp"] = arguments.on("--tp-comm-overlap")
     else:
-        found.asked |= {"--sequence-parallel", "--tp-comm-overlap"}
-    fields["micro_batch"] = micro = found.count("--micro-batch-size", 1)
+        arguments.asked |= {"--sequence-parallel", "--tp-comm-overlap"}
+    fields["micro_batch"] = micro = arguments.count("--micro-batch-size", 1)
     for name, option in (("global_batch", "--global-batch-size"), ("seq_len", "--seq-length")):
-        value = found.number(option)
+        value = arguments.number(option)
         if value is not None:
             fields[name] = value
     if "global_batch" not in fields:  # Megatron-Core's default: one micro-batch for each replica
         fields["global_batch"] = micro * max(1, n_gpus // (tp * pp * cp))
-    fields |= _shards(found, max(1, n_gpus // (tp * pp)))
-    fields["overlap_ep"] = found.on("--overlap-moe-expert-parallel-comm")
-    kind, backend = found.word("--moe-token-dispatcher-type", "alltoall"), found.word("--moe-flex-dispatcher-backend")
+    fields |= _shards(arguments, max(1, n_gpus // (tp * pp)))
+    fields["overlap_ep"] = arguments.on("--overlap-moe-expert-parallel-comm")
+    kind, backend = (
+        arguments.word("--moe-token-dispatcher-type", "alltoall"),
+        arguments.word("--moe-flex-dispatcher-backend"),
+    )
     if kind == "allgather":  # not what is priced
-        found.asked.discard("--moe-token-dispatcher-type")
-    elif kind == "flex" and (backend in ("deepep", "hybridep") or found.on("--moe-enable-deepep")):
+        arguments.asked.discard("--moe-token-dispatcher-type")
+    elif kind == "flex" and (backend in ("deepep", "hybridep") or arguments.on("--moe-enable-deepep")):
         fields["dispatcher"] = backend or "deepep"
-    fields |= _experts(found)
-    fields["recompute"] = _recompute(found)
-    if found.on("--optimizer-cpu-offload"):
-        share = found.word("--optimizer-offload-fraction", "1.0")
+    fields |= _experts(arguments)
+    fields["recompute"] = _recompute(arguments)
+    if arguments.on("--optimizer-cpu-offload"):
+        share = arguments.word("--optimizer-offload-fraction", "1.0")
         try:
             fields["offload_optimizer"] = float(share or 1.0)
         except ValueError:
-            raise SpecError("--optimizer-offload-fraction", share, "give a number", found.where) from None
-    fields |= _graphs(found)
-    if found.word("--transformer-impl") == "local":
+            raise SpecError("--optimizer-offload-fraction", share, "give a number", arguments.where) from None
+    fields |= _graphs(arguments)
+    if arguments.word("--transformer-impl") == "local":
         fields["compile"] = False
-    if found.word("--attention-backend") == "unfused":
+    if arguments.word("--attention-backend") == "unfused":
         fields["attention_impl"] = "unfused"
-    return fields | _formats(found)
+    return fields | _formats(arguments)
 
 
-def _pipeline(found: Arguments, pp: int) -> dict[str, object]:
+def _pipeline(arguments: Arguments, pp: int) -> dict[str, object]:
     fields: dict[str, object] = {}
-    layout = found.word("--pipeline-model-parallel-layout")
-    chunks = found.number("--num-virtual-stages-per-pipeline-rank")
-    each = found.number("--num-layers-per-virtual-pipeline-stage")
-    layers = found.number("--num-layers")
+    layout = arguments.word("--pipeline-model-parallel-layout")
+    chunks = arguments.number("--num-virtual-stages-per-pipeline-rank")
+    each = arguments.number("--num-layers-per-virtual-pipeline-stage")
+    layers = arguments.number("--num-layers")
     if layout is not None:
         counts = _stages(layout)
         if counts is None or len(counts) % pp:
-            found.given[f"--pipeline-model-parallel-layout {layout}"] = []
+            arguments.given[f"--pipeline-model-parallel-layout {layout}"] = []
         else:
             fields["layers_per_stage"] = counts
             chunks = len(counts) // pp
     if chunks is None and each is not None:
         if layers is None:
-            found.asked.discard("--num-layers-per-virtual-pipeline-stage")
+            arguments.asked.discard("--num-layers-per-virtual-pipeline-stage")
         elif layers % (pp * each):
             raise SpecError(
-                "--num-layers-per-virtual-pipeline-stage", each, f"does not divide {layers} layers / {pp}", found.where
+                "--num-layers-per-virtual-pipeline-stage",
+                each,
+                f"does not divide {layers} layers / {pp}",
+                arguments.where,
             )
         else:
             chunks = layers // (pp * each)
-    fields |= _ends(found, pp, layers, chunks or 1)
+    fields |= _ends(arguments, pp, layers, chunks or 1)
     if chunks is not None and chunks > 1 and pp > 1:
         fields["virtual_stages"] = chunks
-        fields["overlap_p2p"] = not found.on("--no-overlap-p2p-communication")
-        if group := found.number("--microbatch-group-size-per-virtual-pipeline-stage"):
+        fields["overlap_p2p"] = not arguments.on("--no-overlap-p2p-communication")
+        if group := arguments.number("--microbatch-group-size-per-virtual-pipeline-stage"):
             fields["micro_batch_group"] = group
-    both = [found.on(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    both = [arguments.on(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
     if all(both):
         fields["account_for_embedding"] = True
     elif any(both):
-        found.given["--account-for-... of one end only"] = []
+        arguments.given["--account-for-... of one end only"] = []
     return fields
 
 
-def _ends(found: Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, object]:
+def _ends(arguments: Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, object]:
     """Layers of each stage where the first or the last rank has a number of its own, and the others share the rest."""
     names = [f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last")]
-    first, last = (found.number(name) for name in names)
+    first, last = (arguments.number(name) for name in names)
     if pp == 1 or (first is None and last is None):
         return {}
     if layers is None:  # how many the others have is not known
-        found.asked.difference_update(names)
+        arguments.asked.difference_update(names)
         return {}
     others = pp - (first is not None) - (last is not None)
     rest = layers - (first or 0) - (last or 0)
     if rest < 0 or (rest % others if others else rest):
         name, value = (names[0], first) if first is not None else (names[1], last)
-        raise SpecError(name, value, f"leaves {rest} of {layers} layers for {others} stages", found.where)
+        raise SpecError(name, value, f"leaves {rest} of {layers} layers for {others} stages", arguments.where)
     share = rest // others if others else 0
     counts = [share if first is None else first, *[share] * (pp - 2), share if last is None else last]
     if any(count % chunks for count in counts):
-        raise SpecError(names[0], first, f"{chunks} virtual stages do not divide {counts} layers", found.where)
+        raise SpecError(names[0], first, f"{chunks} virtual stages do not divide {counts} layers", arguments.where)
     return {"layers_per_stage": tuple(count // chunks for count in counts) * chunks}
 
 
@@ -284,120 +290,120 @@ def _stages(layout: str) -> tuple[int, ...] | None:
     return tuple(counts)
 
 
-def _shards(found: Arguments, ranks: int) -> dict[str, object]:
-    strategy = found.word("--data-parallel-sharding-strategy", "no_shard")
-    sharded = any([found.on("--use-megatron-fsdp"), found.on("--use-custom-fsdp")])
-    zero = 1 if found.on("--use-distributed-optimizer") else 0
+def _shards(arguments: Arguments, ranks: int) -> dict[str, object]:
+    strategy = arguments.word("--data-parallel-sharding-strategy", "no_shard")
+    sharded = any([arguments.on("--use-megatron-fsdp"), arguments.on("--use-custom-fsdp")])
+    zero = 1 if arguments.on("--use-distributed-optimizer") else 0
     if sharded:
         zero = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in STRATEGIES.items()}}.get(strategy or "", 3)
-    if found.on("--use-torch-fsdp2"):
+    if arguments.on("--use-torch-fsdp2"):
         zero = 3
-    fields: dict[str, object] = {"zero_stage": zero, "overlap_grad_reduce": found.on("--overlap-grad-reduce")}
-    gathers = found.on("--overlap-param-gather")
+    fields: dict[str, object] = {"zero_stage": zero, "overlap_grad_reduce": arguments.on("--overlap-grad-reduce")}
+    gathers = arguments.on("--overlap-param-gather")
     if zero:
         fields["overlap_param_gather"] = gathers
-    instances = found.count("--num-distributed-optimizer-instances", 1)
+    instances = arguments.count("--num-distributed-optimizer-instances", 1)
     if instances > 1 and zero:
         fields["shard_group"] = max(1, ranks // instances)
-    bucket = found.number("--ddp-bucket-size")
+    bucket = arguments.number("--ddp-bucket-size")
     return fields | ({} if bucket is None else {"bucket_parameters": bucket})
 
 
-def _experts(found: Arguments) -> dict[str, object]:
+def _experts(arguments: Arguments) -> dict[str, object]:
     """How a GPU's experts are launched: by itself an expert behind the other (`SequentialMLP`).
 
     `--moe-grouped-gemm` is TransformerEngine's GroupedLinear, a product of cuBLAS for each; one kernel for all where
     its operation fuser or its grouped tensors are asked for (`transformer_config.py`).
     """
-    gathered = [found.on(name) for name in ("--use-transformer-engine-op-fuser", "--moe-use-grouped-tensor")]
-    if found.on("--moe-grouped-gemm"):
+    gathered = [arguments.on(name) for name in ("--use-transformer-engine-op-fuser", "--moe-use-grouped-tensor")]
+    if arguments.on("--moe-grouped-gemm"):
         return {"experts_impl": "grouped" if any(gathered) else "streams"}
-    mixture = found.number("--num-experts") or found.count("--expert-model-parallel-size", 1) > 1
+    mixture = arguments.number("--num-experts") or arguments.count("--expert-model-parallel-size", 1) > 1
     return {"experts_impl": "sequential"} if mixture else {}
 
 
-def _recompute(found: Arguments) -> str:
-    kind = found.word(GRANULARITY)
-    method, layers = found.word("--recompute-method"), found.number("--recompute-num-layers")
-    modules = found.words("--recompute-modules")
-    if found.on("--recompute-activations") and kind is None:
+def _recompute(arguments: Arguments) -> str:
+    kind = arguments.word(GRANULARITY)
+    method, layers = arguments.word("--recompute-method"), arguments.number("--recompute-num-layers")
+    modules = arguments.words("--recompute-modules")
+    if arguments.on("--recompute-activations") and kind is None:
         kind = "selective"
     if kind == "full":
         if method == "uniform" and (layers or 1) > 1:  # one checkpoint for several layers: no field for that
-            found.given[f"--recompute-num-layers {layers} of uniform"] = []
+            arguments.given[f"--recompute-num-layers {layers} of uniform"] = []
         return f"full:{layers}" if method == "block" and layers else "full"
     if kind != "selective":
         return "none"
     parts = {name: part for part, name in MODULES.items()}
     for name in modules:
         if name not in parts:
-            found.given[f"--recompute-modules {name}"] = []
+            arguments.given[f"--recompute-modules {name}"] = []
     chosen = sorted({parts[name] for name in modules if name in parts}) if modules else ["core_attention"]
     return "selective:" + ",".join(chosen) if chosen else "none"
 
 
-def _graphs(found: Arguments) -> dict[str, object]:
+def _graphs(arguments: Arguments) -> dict[str, object]:
     """What is launched as CUDA graphs. Most launches of a mixture are its experts': graphs without them are none."""
-    impl = found.word("--cuda-graph-impl", "none")
-    older = [found.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
-    modules = {*found.words("--cuda-graph-modules"), *found.words("--cuda-graph-scope")}
+    impl = arguments.word("--cuda-graph-impl", "none")
+    older = [arguments.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
+    modules = {*arguments.words("--cuda-graph-modules"), *arguments.words("--cuda-graph-scope")}
     graphs, whole = impl != "none" or any(older), "full_iteration" in {impl, *modules}
-    if found.number("--num-experts") and modules and not whole and "moe" not in modules:
+    if arguments.number("--num-experts") and modules and not whole and "moe" not in modules:
         graphs = False
     fields: dict[str, object] = {"cuda_graphs": graphs}
     return fields | {"full_graph": True} if graphs and whole else fields
 
 
-def _formats(found: Arguments) -> dict[str, object]:
+def _formats(arguments: Arguments) -> dict[str, object]:
     fields: dict[str, object] = {"precision": "fp32", "gradient_dtype": "fp32"}
-    accumulates = found.on("--accumulate-allreduce-grads-in-fp32")
-    reduces = found.on("--grad-reduce-in-bf16")
-    if found.on("--fp16"):
+    accumulates = arguments.on("--accumulate-allreduce-grads-in-fp32")
+    reduces = arguments.on("--grad-reduce-in-bf16")
+    if arguments.on("--fp16"):
         fields = {"precision": "fp16", "gradient_dtype": "fp32" if accumulates else "bf16"}
-    if found.on("--bf16"):  # gradients in fp32 unless told otherwise (`validate_args`)
+    if arguments.on("--bf16"):  # gradients in fp32 unless told otherwise (`validate_args`)
         fields = {"precision": "bf16", "gradient_dtype": "bf16" if reduces else "fp32"}
     if reduces:
         fields["gradient_dtype"] = "bf16"
-    low, recipe = found.word("--fp8-format"), found.word("--fp8-recipe", "delayed")
+    low, recipe = arguments.word("--fp8-format"), arguments.word("--fp8-recipe", "delayed")
     if low is not None:
-        named = {name: precision for precision, name in RECIPES.items()} | {"blockwise": "fp8-current"}
-        if recipe not in named:
-            found.given[f"--fp8-recipe {recipe}"] = []
-        fields["precision"] = named.get(recipe or "delayed", "fp8")
-    if found.word("--fp4-format") is not None:
-        found.asked.add("--fp4-recipe")
+        precisions = {name: precision for precision, name in RECIPES.items()} | {"blockwise": "fp8-current"}
+        if recipe not in precisions:
+            arguments.given[f"--fp8-recipe {recipe}"] = []
+        fields["precision"] = precisions.get(recipe or "delayed", "fp8")
+    if arguments.word("--fp4-format") is not None:
+        arguments.asked.add("--fp4-recipe")
         fields["precision"] = "nvfp4"
-    kept = any([found.on("--fp8-param-gather"), found.on("--fp8-param")])
-    if kept or low is not None:
-        fields["fp8_parameters"] = kept
-    optimizer = found.word("--optimizer", "adam") or "adam"
+    low_parameters = any([arguments.on("--fp8-param-gather"), arguments.on("--fp8-param")])
+    if low_parameters or low is not None:
+        fields["fp8_parameters"] = low_parameters
+    optimizer = arguments.word("--optimizer", "adam") or "adam"
     if optimizer == "dist_muon":  # each rank updates layers of its own
         optimizer, fields["zero_stage"] = "muon", 1
     if optimizer in ("adam", "sgd", "muon"):
         fields["optimizer"] = optimizer
     else:
-        found.given[f"--optimizer {optimizer}"] = []
-    moments = [found.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")]
-    found.asked |= {"--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype"}
-    if found.on("--use-precision-aware-optimizer") and moments == ["bf16", "bf16"]:
+        arguments.given[f"--optimizer {optimizer}"] = []
+    moments = [arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")]
+    arguments.asked |= {"--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype"}
+    if arguments.on("--use-precision-aware-optimizer") and moments == ["bf16", "bf16"]:
         fields["optimizer_dtype"] = "bf16"
     elif moments != ["fp32", "fp32"]:
-        found.given[f"--exp-avg-dtype {moments[0]}"] = []
+        arguments.given[f"--exp-avg-dtype {moments[0]}"] = []
     return fields
 
 
-def _model(found: Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
+def _model(arguments: Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
     """Keywords of `windtunnel.physics.model.transformer`; None where sizes are missing."""
-    found.asked |= {*MODEL, *MODEL_SWITCHES}
+    arguments.asked |= {*MODEL, *MODEL_SWITCHES}
     if any(sizes.get(name) is None for name in ("layers", "hidden", "heads")):
         return None
-    gated = "--swiglu" in found.given
+    gated = "--swiglu" in arguments.given
     hidden = sizes["hidden"] or 0
     ffn = sizes.get("ffn") or (-(-hidden * 8 // 3 // 64) * 64 if gated else 4 * hidden)
-    family = "llama" if gated or "--disable-bias-linear" in found.given else "gpt"
-    if "--add-qkv-bias" in found.given:
+    family = "llama" if gated or "--disable-bias-linear" in arguments.given else "gpt"
+    if "--add-qkv-bias" in arguments.given:
         family = "qwen2"
-    if "--qk-layernorm" in found.given:
+    if "--qk-layernorm" in arguments.given:
         family = "qwen3"
     experts = sizes.get("experts")
     model: dict[str, object] = {
@@ -405,11 +411,11 @@ def _model(found: Arguments, sizes: Mapping[str, int | None]) -> dict[str, objec
         "hidden": hidden,
         "heads": sizes["heads"],
         "ffn": (sizes.get("expert_ffn") or ffn) if experts else ffn,
-        "kv_heads": sizes.get("kv_heads") if "--group-query-attention" in found.given else None,
+        "kv_heads": sizes.get("kv_heads") if "--group-query-attention" in arguments.given else None,
         "head_dim": sizes.get("head_dim"),
         "gated": gated,
         "family": family,
-        "tied_embeddings": "--untie-embeddings-and-output-weights" not in found.given,
+        "tied_embeddings": "--untie-embeddings-and-output-weights" not in arguments.given,
         "vocab": sizes.get("vocab"),
     }
     if experts:

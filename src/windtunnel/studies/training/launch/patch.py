@@ -135,8 +135,8 @@ def words_of(change: str) -> str:
             while at and not re.match(NAME, new[at]):
                 at -= 1
             added += new[at:until]
-    said = " ".join(added or removed).strip(" ,{}()")
-    return f"{'with' if added else 'without'} {said}"
+    words = " ".join(added or removed).strip(" ,{}()")
+    return f"{'with' if added else 'without'} {words}"
 
 
 def read_again(path: str, patched: str, n_gpus: int) -> Native:
@@ -176,10 +176,10 @@ def _of_trainer(
         for name, value in changed.items():
             text = write(text, name, value)
         return text
-    given, wanted = (
+    current, wanted = (
         {f"--{name}": [_argument(side[name])] for name in changed if side.get(name) is not None} for side in (old, new)
     )
-    return _arguments(text, given, wanted)
+    return _arguments(text, current, wanted)
 
 
 def _argument(value: object) -> str:
@@ -287,25 +287,25 @@ def _toml(text: str, name: str, value: object, own: Mapping[str, object]) -> str
     lines = text.splitlines(keepends=True)
     headers = [at for at, line in enumerate(lines) if re.match(r"\s*\[", line)]
     begin = next((at for at in headers if re.match(rf"\s*\[{re.escape(section)}\]", lines[at])), None)
-    said = f"{key} = {json.dumps(value)}"
+    entry = f"{key} = {json.dumps(value)}"
     if begin is None:
-        return text if value is None else f"{text.rstrip()}\n\n[{section}]\n{said}\n"
+        return text if value is None else f"{text.rstrip()}\n\n[{section}]\n{entry}\n"
     end = next((at for at in headers if at > begin), len(lines))
     at = next((at for at in range(begin, end) if re.match(rf"\s*{key}\s*=", lines[at])), None)
     if at is None:
-        return text if value is None else "".join([*lines[: begin + 1], said + "\n", *lines[begin + 1 :]])
+        return text if value is None else "".join([*lines[: begin + 1], entry + "\n", *lines[begin + 1 :]])
     parts = re.match(r"(\s*)[^=]+=\s*(?:\"[^\"]*\"|'[^']*'|\[[^\]]*\]|[^\s#]+)(\s*#.*)?", lines[at])
     indent, comment = (parts[1], parts[2] or "") if parts else ("", "")
-    lines[at] = "" if value is None else f"{indent}{said}{comment.rstrip()}\n"
+    lines[at] = "" if value is None else f"{indent}{entry}{comment.rstrip()}\n"
     return "".join(lines)
 
 
 def _json(text: str, name: str, value: object, own: Mapping[str, object]) -> str:
     parent, _, key = name.rpartition(".")
     if name in own:
-        found = list(re.finditer(rf'"{re.escape(key)}"\s*:\s*("[^"\n]*"|[^,\s}}]+)', text))
-        same = [match for match in found if json.loads(match[1]) == own[name]]
-        if len(found) != len(same) or len(same) != 1 or value is None:
+        matches = list(re.finditer(rf'"{re.escape(key)}"\s*:\s*("[^"\n]*"|[^,\s}}]+)', text))
+        same = [match for match in matches if json.loads(match[1]) == own[name]]
+        if len(matches) != len(same) or len(same) != 1 or value is None:
             raise UserError(f"{name} stands several times")
         return text[: same[0].start(1)] + json.dumps(value) + text[same[0].end(1) :]
     if value is None:
@@ -330,12 +330,12 @@ def _yaml(text: str, name: str, value: object, own: Mapping[str, object]) -> str
         name, value = OLDER, strategy
     parent, _, key = name.rpartition(".")
     spelled = json.dumps(value) if not isinstance(value, str) else value
-    found = list(re.finditer(rf"(?m)^([ \t]*){re.escape(key)}:[ \t]*([^\n#]*?)([ \t]*(?:#[^\n]*)?)\n", text + "\n"))
-    if name in own and len(found) == 1:
-        match = found[0]
+    matches = list(re.finditer(rf"(?m)^([ \t]*){re.escape(key)}:[ \t]*([^\n#]*?)([ \t]*(?:#[^\n]*)?)\n", text + "\n"))
+    if name in own and len(matches) == 1:
+        match = matches[0]
         quoted = f"'{spelled}'" if match[2][:1] in "'\"" and match[2] else spelled
-        said = "" if value is None else f"{match[1]}{key}: {quoted}{match[3]}\n"
-        return (text[: match.start()] + said + text[match.end() :]).rstrip("\n") + "\n"
+        entry = "" if value is None else f"{match[1]}{key}: {quoted}{match[3]}\n"
+        return (text[: match.start()] + entry + text[match.end() :]).rstrip("\n") + "\n"
     if value is None:
         return text
     if not parent:
@@ -348,10 +348,10 @@ def _yaml(text: str, name: str, value: object, own: Mapping[str, object]) -> str
 
 def _assigned(text: str, name: str, value: object) -> str:
     """A constant that a configuration assigns once. Raises UserError where it does not."""
-    found = list(re.finditer(rf"(?m)^{re.escape(name)}[ \t]*=[ \t]*(\w+)[ \t]*(?=#|$)", text))
-    if len(found) != 1 or value is None:
+    matches = list(re.finditer(rf"(?m)^{re.escape(name)}[ \t]*=[ \t]*(\w+)[ \t]*(?=#|$)", text))
+    if len(matches) != 1 or value is None:
         raise UserError(f"{name} has no place in this script")
-    return text[: found[0].start(1)] + repr(value) + text[found[0].end(1) :]
+    return text[: matches[0].start(1)] + repr(value) + text[matches[0].end(1) :]
 
 
 def _python(text: str, name: str, value: object) -> str:
@@ -368,5 +368,5 @@ def _python(text: str, name: str, value: object) -> str:
     assert node.end_lineno is not None
     ends = sum(map(len, lines[: node.end_lineno - 1])) + (node.end_col_offset or 0)
     begins = ends if there is None else sum(map(len, lines[: node.lineno - 1])) + node.col_offset
-    said = f", {name}={spelled}" if there is None else spelled
-    return (text.encode()[:begins] + said.encode() + text.encode()[ends:]).decode()
+    replacement = f", {name}={spelled}" if there is None else spelled
+    return (text.encode()[:begins] + replacement.encode() + text.encode()[ends:]).decode()

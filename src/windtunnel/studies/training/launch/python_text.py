@@ -97,9 +97,9 @@ class Module:
             case ast.ImportFrom(module=str(module), names=aliases, level=0):
                 self.imports |= {alias.asname or alias.name: (module, alias.name) for alias in aliases}
             case ast.Assign(targets=targets, value=value):
-                made = self.value(value, names)
+                outcome = self.value(value, names)
                 for target in targets:
-                    self._set(target, made, names)
+                    self._set(target, outcome, names)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._set(target, self.value(value, names), names)
             case ast.AugAssign(target=target, op=op, value=value):
@@ -142,8 +142,8 @@ class Module:
                     self._name(node, why)
                 case ast.Call(func=func):
                     owner = [func.value] if isinstance(func, ast.Attribute) else []
-                    given = [*owner, *node.args, *(keyword.value for keyword in node.keywords)]
-                    plain = [self.value(own, names) for own in given if isinstance(own, ast.Name | ast.Attribute)]
+                    inputs = [*owner, *node.args, *(keyword.value for keyword in node.keywords)]
+                    plain = [self.value(own, names) for own in inputs if isinstance(own, ast.Name | ast.Attribute)]
                     if any(isinstance(own, Made | dict | list) for own in plain) and may_change(text_of(func)):
                         self._name(node, why)
 
@@ -296,13 +296,13 @@ class Module:
             return home.called(function, args, keywords)
         return self._unfollowed(node, Made(name, args, keywords, self._from(name)))
 
-    def _unfollowed(self, node: ast.Call, made: Made) -> Made:
+    def _unfollowed(self, node: ast.Call, result: Made) -> Made:
         """What a call makes that is not followed; a function may change the objects that it is given."""
-        given = [*made.args, *made.values.values()]
-        changes = any((isinstance(own, Made) and not own.rests_on) or isinstance(own, dict) for own in given)
-        if made.rests_on and changes and may_change(made.kind):
+        inputs = [*result.args, *result.values.values()]
+        changes = any((isinstance(own, Made) and not own.rests_on) or isinstance(own, dict) for own in inputs)
+        if result.rests_on and changes and may_change(result.kind):
             self._name(node)
-        return made
+        return result
 
     def _method(
         self,
@@ -416,22 +416,26 @@ class Module:
             self.depth -= 1
         return None
 
-    def _bound(self, given: ast.arguments, args: Sequence[object], keywords: Mapping[str, object]) -> dict[str, object]:
-        names = [arg.arg for arg in [*given.posonlyargs, *given.args]]
-        firsts = dict(zip(reversed(names), reversed(given.defaults), strict=False))
+    def _bound(
+        self, signature: ast.arguments, args: Sequence[object], keywords: Mapping[str, object]
+    ) -> dict[str, object]:
+        names = [arg.arg for arg in [*signature.posonlyargs, *signature.args]]
+        firsts = dict(zip(reversed(names), reversed(signature.defaults), strict=False))
         seconds = {
-            arg.arg: own for arg, own in zip(given.kwonlyargs, given.kw_defaults, strict=True) if own is not None
+            arg.arg: own
+            for arg, own in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
+            if own is not None
         }
         bound: dict[str, object] = {
             name: self.value(default, self.names) for name, default in {**firsts, **seconds}.items()
         }
         bound |= dict(zip(names, args, strict=False))
-        if given.kwarg is None:
+        if signature.kwarg is None:
             self.budget.assumed += [name for name in keywords if name.startswith("**")]
-        known = {*names, *(arg.arg for arg in given.kwonlyargs)}
-        bound |= {name: own for name, own in keywords.items() if name in known}
-        if given.kwarg is not None:
-            bound[given.kwarg.arg] = {name: own for name, own in keywords.items() if name not in known}
+        parameters = {*names, *(arg.arg for arg in signature.kwonlyargs)}
+        bound |= {name: own for name, own in keywords.items() if name in parameters}
+        if signature.kwarg is not None:
+            bound[signature.kwarg.arg] = {name: own for name, own in keywords.items() if name not in parameters}
         return bound
 
 

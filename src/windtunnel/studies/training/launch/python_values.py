@@ -121,10 +121,10 @@ def copied(value: object, spend: Callable[[], None], copies: dict[int, object]) 
     if id(value) in copies:
         return copies[id(value)]
     if isinstance(value, Made):
-        made = copies[id(value)] = Made(value.kind, rests_on=value.rests_on)
-        made.args = [copied(own, spend, copies) for own in value.args]
-        made.values = {name: copied(own, spend, copies) for name, own in value.values.items()}
-        return made
+        copy = copies[id(value)] = Made(value.kind, rests_on=value.rests_on)
+        copy.args = [copied(own, spend, copies) for own in value.args]
+        copy.values = {name: copied(own, spend, copies) for name, own in value.values.items()}
+        return copy
     if isinstance(value, list):
         listed: list[object] = []
         copies[id(value)] = listed

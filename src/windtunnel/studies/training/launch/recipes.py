@@ -103,14 +103,14 @@ def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
     """The job of a recipe, on so many GPUs. Raises InputFileError or SpecError."""
     module = module_of(Path(path), Path(path))
     framework = _framework(module.tree)
-    made = _trainer_config(module) if framework == XTUNER else _made(module, framework, recipe)
-    lacking = _rests_on(made, framework)
+    configuration = _trainer_config(module) if framework == XTUNER else _made(module, framework, recipe)
+    lacking = _rests_on(configuration, framework)
     if lacking:
         remedy = f"give it where it lies in a checkout of {framework}, from a folder above both"
         raise InputFileError(path, f"rests on {lacking}, which does not lie beside it", remedy)
     reader = _xtuner if framework == XTUNER else _megatron
-    native = reader(made, n_gpus, str(path) if not recipe else f"{path}:{recipe}")
-    whole = [name for name in made.values if name.startswith("**")]
+    native = reader(configuration, n_gpus, str(path) if not recipe else f"{path}:{recipe}")
+    whole = [name for name in configuration.values if name.startswith("**")]
     assumed = tuple(dict.fromkeys([*whole, *module.budget.assumed]))
     unknown = (*native.unknown, *assumed)
     return Native(native.framework, native.fields, native.model, unknown, native.where, native.sizes)
@@ -129,24 +129,28 @@ def _made(module: Module, framework: str, recipe: str) -> Made:
             raise InputFileError(module.path, f"has no recipe of {framework} (a function `...{end}`)", GIVE)
         raise SpecError("recipe", recipe or None, f"give {module.path}:NAME, of {listed}", str(module.path))
     try:
-        made = module.names[recipe] if recipe in top else module.called(module.functions[recipe], [], {})
+        configuration = module.names[recipe] if recipe in top else module.called(module.functions[recipe], [], {})
     except RecursionError:
         raise InputFileError(module.path, f"{recipe} is nested too deep to be followed", GIVE) from None
-    if not isinstance(made, Made):
-        text = made.text if isinstance(made, Unread) else type(made).__name__
+    if not isinstance(configuration, Made):
+        text = configuration.text if isinstance(configuration, Unread) else type(configuration).__name__
         raise InputFileError(module.path, f"{recipe} gives {text}, no configuration that can be read", GIVE)
-    return made
+    return configuration
 
 
-def _rests_on(made: Made, framework: str) -> str:
+def _rests_on(configuration: Made, framework: str) -> str:
     """The first function that makes the configuration or a part that carries settings and that is not followed."""
-    if made.rests_on:
-        return made.rests_on
+    if configuration.rests_on:
+        return configuration.rests_on
     if framework == XTUNER:
-        parts = {word: made.values.get(word) for word in XTUNER_SETTINGS}
+        parts = {word: configuration.values.get(word) for word in XTUNER_SETTINGS}
     else:
-        above = (made.values.get("trainer"), made.values.get("model")) if "trainer" in made.values else ()
-        parts = {str(at): part for at, part in enumerate(above)} | _parts(made)
+        above = (
+            (configuration.values.get("trainer"), configuration.values.get("model"))
+            if "trainer" in configuration.values
+            else ()
+        )
+        parts = {str(at): part for at, part in enumerate(above)} | _parts(configuration)
     for word, part in parts.items():
         if isinstance(part, Made) and part.rests_on and not _is_library(word, part):
             return part.rests_on
@@ -160,24 +164,24 @@ def _is_library(word: str, part: Made) -> bool:
     return word == "mixed_precision" and bool(PRECISION.search(_precision_name(part)))
 
 
-def _is_job(made: Made) -> bool:
-    return {"trainer", "model"} <= made.values.keys() or {"model", "train"} <= made.values.keys()
+def _is_job(configuration: Made) -> bool:
+    return {"trainer", "model"} <= configuration.values.keys() or {"model", "train"} <= configuration.values.keys()
 
 
 # ---------------------------------------------------------------------------------------------- Megatron-Core's names
 
 
-def _megatron(made: Made, n_gpus: int, where: str) -> Native:
+def _megatron(configuration: Made, n_gpus: int, where: str) -> Native:
     settings: dict[str, object] = {}
-    parts = _parts(made)
+    parts = _parts(configuration)
     name = _model_name(parts)
-    kept = _precision(parts.get("mixed_precision"))
+    formats = _precision(parts.get("mixed_precision"))
     optimizer, ddp, overlap = (parts.get(word) for word in ("optimizer", "ddp", "comm_overlap"))
     for word in ("model", "strategy", "train", "ddp", "optimizer"):
         settings |= settings_of(parts.get(word))
     settings |= {name: own for name, own in settings_of(parts.get("dataset")).items() if name in BATCHES}
     settings.pop("grad_reduce_in_fp32", None)  # the precision says it
-    settings |= kept
+    settings |= formats
     if isinstance(optimizer, Made) and optimizer.kind.startswith("distributed_"):
         settings.setdefault("use_distributed_optimizer", True)
         settings["optimizer"] = "dist_muon" if "muon" in optimizer.kind else "adam"
@@ -199,7 +203,7 @@ def _megatron(made: Made, n_gpus: int, where: str) -> Native:
     native = megatron_reading.read(megatron_log.options_of(arguments), n_gpus, where)
     unknown += [word for word in (*native.unknown, *odd) if not IDLE.match(word.lstrip("-").replace("-", "_"))]
     fields = dict(native.fields) | _lora(parts.get("peft"), unknown)
-    if "trainer" not in made.values and settings.get("moe_grouped_gemm") is None:
+    if "trainer" not in configuration.values and settings.get("moe_grouped_gemm") is None:
         # Megatron-Bridge's providers of mixtures ask for it themselves
         fields.pop("experts_impl", None)
         if settings.get("use_transformer_engine_op_fuser") is True and "num_experts" in settings:
@@ -212,25 +216,25 @@ def settings_of(part: object) -> Mapping[str, object]:
     return part.values if isinstance(part, Made) else {}
 
 
-def _parts(made: Made) -> dict[str, object]:
+def _parts(configuration: Made) -> dict[str, object]:
     """Parts of a configuration by Megatron-Bridge's names."""
-    if "trainer" not in made.values:
-        return {word: made.values.get(word) for word in PARTS}
-    trainer, model = settings_of(made.values.get("trainer")), settings_of(made.values.get("model"))
+    if "trainer" not in configuration.values:
+        return {word: configuration.values.get(word) for word in PARTS}
+    trainer, model = settings_of(configuration.values.get("trainer")), settings_of(configuration.values.get("model"))
     strategy = trainer.get("strategy")
-    optim = made.values.get("optim")
+    optim = configuration.values.get("optim")
     calls = trainer.get("callbacks")
     listed = [call for call in calls if isinstance(call, Made)] if isinstance(calls, list) else []
     plugins = trainer.get("plugins")
     return {
         "model": model.get("config"),
         "strategy": strategy,
-        "dataset": made.values.get("data"),
+        "dataset": configuration.values.get("data"),
         "ddp": settings_of(strategy).get("ddp"),
         "optimizer": settings_of(optim).get("config", optim),
         "mixed_precision": plugins[0] if isinstance(plugins, list) and plugins else plugins,
         "comm_overlap": next((call for call in listed if call.kind == "MegatronCommOverlapCallback"), None),
-        "peft": made.values.get("peft"),
+        "peft": configuration.values.get("peft"),
     }
 
 
@@ -240,18 +244,18 @@ def _precision(part: object) -> dict[str, object]:
     own = settings_of(part)
     word = str(own.get("precision", kind)).replace("-", "_")
     half = own.get("fp16") is True or word.startswith(("fp16", "16"))
-    found: dict[str, object] = {"fp16": half, "bf16": not half and (own.get("bf16") is not False)}
-    named = next((value for name, value in FP8.items() if name in kind.replace("-", "_")), None)
-    if named is not None:
-        found |= {"fp8": "hybrid", "fp8_recipe": named[0], "fp8_param_gather": named[1]}
+    formats: dict[str, object] = {"fp16": half, "bf16": not half and (own.get("bf16") is not False)}
+    recipe = next((value for name, value in FP8.items() if name in kind.replace("-", "_")), None)
+    if recipe is not None:
+        formats |= {"fp8": "hybrid", "fp8_recipe": recipe[0], "fp8_param_gather": recipe[1]}
     if "nvfp4" in kind:
-        found["fp4"] = "e2m1"
-    found |= {name: own[name] for name in ("fp8", "fp8_recipe", "fp8_param_gather", "fp4") if name in own}
+        formats["fp4"] = "e2m1"
+    formats |= {name: own[name] for name in ("fp8", "fp8_recipe", "fp8_param_gather", "fp4") if name in own}
     words = ("precision", "fp16", "bf16", "grad_reduce_in_fp32")
-    found |= {name: own[name] for name in words if is_unread(own.get(name))}
+    formats |= {name: own[name] for name in words if is_unread(own.get(name))}
     if own.get("grad_reduce_in_fp32", not half) is False:
-        found["grad_reduce_in_bf16"] = True
-    return found
+        formats["grad_reduce_in_bf16"] = True
+    return formats
 
 
 def _precision_name(part: object) -> str:
@@ -270,12 +274,12 @@ def _overlaps(part: object, settings: Mapping[str, object]) -> dict[str, object]
         return {}
     own = {name: value for name, value in part.values.items() if value is not None}
     sharded = settings.get("use_distributed_optimizer") is True
-    found: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True} if sharded else {}
+    overlaps: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True} if sharded else {}
     names = ("overlap_grad_reduce", "overlap_param_gather", "overlap_moe_expert_parallel_comm", "overlap_p2p_comm")
-    found |= {name: own[name] for name in names if name in own}
+    overlaps |= {name: own[name] for name in names if name in own}
     if settings.get("sequence_parallel") is True:
-        found["tp_comm_overlap"] = own.get("tp_comm_overlap", False)
-    return found
+        overlaps["tp_comm_overlap"] = own.get("tp_comm_overlap", False)
+    return overlaps
 
 
 def _arguments(settings: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
@@ -292,7 +296,7 @@ def _arguments(settings: Mapping[str, object]) -> tuple[dict[str, str], list[str
                 arguments[word] = dtype
         elif isinstance(value, bool | int | float | str):
             arguments[word] = str(value)
-        elif isinstance(value, list) and all(isinstance(one, str) for one in value):
+        elif isinstance(value, list) and all(isinstance(entry, str) for entry in value):
             arguments[word] = str(value) if value else "None"
         elif isinstance(value, Made):
             odd += [] if IDLE.match(name) or name in PARTS else [f"{name} {value.kind}(...)"]
@@ -356,15 +360,17 @@ def _kind(part: object) -> str:
 
 
 def _trainer_config(module: Module) -> Made:
-    made = [value for value in module.names.values() if isinstance(value, Made) and value.kind == "TrainerConfig"]
-    if not made:
+    configurations = [
+        value for value in module.names.values() if isinstance(value, Made) and value.kind == "TrainerConfig"
+    ]
+    if not configurations:
         remedy = "a configuration of post-training is `windtunnel rl`'s: name the model and give its flags there"
         raise InputFileError(module.path, "makes no TrainerConfig of xtuner v1", remedy)
-    return made[-1]
+    return configurations[-1]
 
 
-def _xtuner(made: Made, n_gpus: int, where: str) -> Native:
-    own, shards = made.values, settings_of(made.values.get("fsdp_cfg"))
+def _xtuner(configuration: Made, n_gpus: int, where: str) -> Native:
+    own, shards = configuration.values, settings_of(configuration.values.get("fsdp_cfg"))
     config = own.get("model_cfg")
     model, unknown = settings_of(config), []
     name = _model_name({"model": config}) or (

@@ -118,29 +118,29 @@ def left_out(plan: OpenPlan, dp: int) -> list[str]:
     if (plan.cp or 1) == 1:
         usual["cp_kind"] = plan.cp_kind
     usual["micro_batch_group"] = equal_groups(plan.pp or 1, plan.global_batch // (plan.micro_batch or 1) // dp)
-    found = with_left_out(plan, WRITTEN, usual)
+    left = with_left_out(plan, WRITTEN, usual)
     precision, recompute = plan.precision or "bf16", plan.recompute or "none"
     if precision not in (*CONVERTERS, "bf16", "fp32"):
-        found.append(f"precision {precision}")
+        left.append(f"precision {precision}")
     if plan.fp8_parameters and precision != "fp8-current":
-        found.append("fp8_parameters on")
+        left.append("fp8_parameters on")
     if recompute not in ("none", "full", "selective:ops"):
-        found.append(f"recompute {recompute}")
+        left.append(f"recompute {recompute}")
     zero = plan.zero_stage
     if zero == 1 or (zero == 0 and (plan.cp or 1) > 1):  # context-parallel ranks share parameters
-        found.append(f"zero_stage {zero}")
+        left.append(f"zero_stage {zero}")
     schedule, chunks = plan.schedule, plan.virtual_stages or 1
     if (plan.pp or 1) > 1:
         if schedule is not None and schedule not in SCHEDULES:
-            found.append(f"schedule {schedule}")
+            left.append(f"schedule {schedule}")
         if chunks not in (1, CHUNKS):
-            found.append(f"virtual_stages {chunks}")
+            left.append(f"virtual_stages {chunks}")
     if plan.offload_optimizer not in (None, 0.0, 1.0):
-        found.append(f"offload_optimizer {plan.offload_optimizer}")
+        left.append(f"offload_optimizer {plan.offload_optimizer}")
     group, cp = plan.shard_group, plan.cp or 1
     if group and (group % cp or (dp * cp) % group):
-        found.append(f"shard_group {group}")
-    return found
+        left.append(f"shard_group {group}")
+    return left
 
 
 def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
@@ -214,8 +214,8 @@ def _pipeline(options: Options, pp: int) -> dict[str, object]:
     if pp == 1:
         return {}
     fields: dict[str, object] = {"micro_batch": micro or 1}
-    named = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
-    schedule = named.get(str(name or "1F1B").lower())
+    schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
+    schedule = schedules.get(str(name or "1F1B").lower())
     if schedule is None:
         options.left.add("parallelism.pipeline_parallel_schedule")
         return fields
@@ -229,10 +229,10 @@ def _precision(options: Options) -> dict[str, object]:
     param = options.take("training.mixed_precision_param", "bfloat16")
     fields: dict[str, object] = {"precision": "fp32" if param == "float32" else "bf16"}
     names = options.take("model.converters", [])
-    known = {theirs: ours for ours, theirs in CONVERTERS.items()} | OLDER_CONVERTERS
+    precisions = {theirs: ours for ours, theirs in CONVERTERS.items()} | OLDER_CONVERTERS
     for name in names if isinstance(names, list) else [names]:
-        if str(name) in known:
-            fields["precision"] = known[str(name)]
+        if str(name) in precisions:
+            fields["precision"] = precisions[str(name)]
         else:
             options.left.add("model.converters")
     older = options.flag("float8.enable_float8_linear")

@@ -83,20 +83,20 @@ def settings_of(path: str | Path) -> dict[str, object] | None:
     """What a file says by the Trainer's names; None for a file that is not of the Trainer. Raises InputFileError."""
     suffix = Path(path).suffix.lower()
     if suffix == ".py":
-        found = dict(_of_script(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
+        settings = dict(_of_script(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
     elif suffix in (".yaml", ".yml"):
-        found = dict(dialects.translated(read_mapping(path, GIVE)))
+        settings = dict(dialects.translated(read_mapping(path, GIVE)))
     elif suffix in (".toml", ".json"):
         return None
     else:
         text = read_text(path, GIVE, SCRIPT_BYTES_MOST)
         if not (MARKS.search(text) or dialects.SWIFT.search(text)):
             return None
-        given = Arguments(shell_words(text, str(path)), str(path)).given
-        found = {name.removeprefix("--").replace("-", "_"): _of_words(words) for name, words in given.items()}
-        found = dict(dialects.of_swift(found)) if dialects.SWIFT.search(text) else found
-    named = found.keys() & {*BATCH, "gradient_accumulation_steps", "adapter"}
-    return found if named and (suffix not in (".yaml", ".yml") or found.keys() & set(MODEL)) else None
+        options = Arguments(shell_words(text, str(path)), str(path)).given
+        settings = {name.removeprefix("--").replace("-", "_"): _of_words(words) for name, words in options.items()}
+        settings = dict(dialects.of_swift(settings)) if dialects.SWIFT.search(text) else settings
+    of_trainer = settings.keys() & {*BATCH, "gradient_accumulation_steps", "adapter"}
+    return settings if of_trainer and (suffix not in (".yaml", ".yml") or settings.keys() & set(MODEL)) else None
 
 
 def dialect(path: str | Path) -> str:
@@ -199,12 +199,12 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
     config = settings.get("fsdp_config")
     compiled: dict[str, object] = {"compile": True} if _on(settings.get("torch_compile")) else {}
     if fsdp or config:
-        said = " ".join(_strings(fsdp)) if isinstance(fsdp, list) else str(fsdp)
+        text = " ".join(_strings(fsdp)) if isinstance(fsdp, list) else str(fsdp)
         inner = config if isinstance(config, Mapping) else {}
-        kind = str(inner.get("sharding_strategy", inner.get("fsdp_sharding_strategy", said))).lower()
-        named = [stage for word, stage in SHARDED.items() if word in kind]
+        kind = str(inner.get("sharding_strategy", inner.get("fsdp_sharding_strategy", text))).lower()
+        stages = [stage for word, stage in SHARDED.items() if word in kind]
         keeps = inner.get("reshard_after_forward", inner.get("fsdp_reshard_after_forward")) is False
-        return {"framework": "fsdp", "zero_stage": named[0] if named else 2 if keeps else 3, **compiled}
+        return {"framework": "fsdp", "zero_stage": stages[0] if stages else 2 if keeps else 3, **compiled}
     stage = settings.get("zero_stage")
     if isinstance(stage, int):  # of a script that makes its own DeepSpeed config, as DeepSpeed-Chat's do
         return {"framework": "deepspeed", "zero_stage": stage}
@@ -216,8 +216,8 @@ def _beside(path: Path, name: str) -> Path | None:
     folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
     above = [folder, *folder.parents]
     within = above[: above.index(here) + 1] if here in above else [folder]
-    found = (at / name for at in within)
-    return next((one for one in found if one.is_file() and one.resolve().is_relative_to(within[-1])), None)
+    places = (at / name for at in within)
+    return next((place for place in places if place.is_file() and place.resolve().is_relative_to(within[-1])), None)
 
 
 def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[str, object]:
@@ -232,9 +232,9 @@ def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[
     targets = settings.get("lora_target") or settings.get("lora_target_modules") or settings.get("target_modules")
     words = targets.replace(",", " ").split() if isinstance(targets, str) else _strings(targets)
     if words and words not in (["all"], ["all-linear"]):
-        known = [TARGETS[word] for word in words if word in TARGETS]
+        modules = [TARGETS[word] for word in words if word in TARGETS]
         unknown += [f"adapters of {word}" for word in words if word not in TARGETS]
-        fields["lora_targets"] = ",".join(known) or "all"
+        fields["lora_targets"] = ",".join(modules) or "all"
     bits = settings.get("quantization_bit")
     if bits == 4 or _on(settings.get("load_in_4bit")):
         fields["frozen_dtype"] = "nf4"
@@ -246,48 +246,50 @@ def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[
 def _attention(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
     """The attention kernel that a file names."""
     names, kernels = ATTENTION
-    said = str(next((settings[name] for name in names if settings.get(name) is not None), "")).lower()
-    if settings.get("use_flash_attention_2") is True or said in ("true", "fa2"):
-        said = "flash_attention_2"
-    kernel = next((kernel for words, kernel in kernels if re.fullmatch(words, said)), "")
+    implementation = str(next((settings[name] for name in names if settings.get(name) is not None), "")).lower()
+    if settings.get("use_flash_attention_2") is True or implementation in ("true", "fa2"):
+        implementation = "flash_attention_2"
+    kernel = next((kernel for words, kernel in kernels if re.fullmatch(words, implementation)), "")
     if not kernel:
         return {}
     if kernel == "unfused" and fields["framework"] == "pytorch":
-        unknown.append(f"attention {said}")
+        unknown.append(f"attention {implementation}")
         return {}
     return {"attention_impl": kernel}
 
 
 def _experts(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
     """How experts are launched, where a file says it."""
-    asked = settings.get("experts_implementation")
-    launched = EXPERTS.get(str(asked))
-    if asked is not None and (launched is None or (launched == "grouped" and fields["framework"] == "pytorch")):
-        unknown.append(f"experts_implementation {asked}")
+    implementation = settings.get("experts_implementation")
+    launched = EXPERTS.get(str(implementation))
+    if implementation is not None and (
+        launched is None or (launched == "grouped" and fields["framework"] == "pytorch")
+    ):
+        unknown.append(f"experts_implementation {implementation}")
         return {}
     return {"experts_impl": launched} if launched else {}
 
 
 def _strings(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []
+    return [str(entry) for entry in value] if isinstance(value, list) else []
 
 
 def _optimizer(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
     name = str(settings.get("optim") or settings.get("optimizer") or "adamw").lower()
-    known = next((kind for word, kind in OPTIMIZERS.items() if name.startswith(word)), None)
-    if known is None:
+    optimizer = next((kind for word, kind in OPTIMIZERS.items() if name.startswith(word)), None)
+    if optimizer is None:
         unknown.append(f"optim {name}")
-    found: dict[str, object] = {"optimizer": known or "adam"}
+    additions: dict[str, object] = {"optimizer": optimizer or "adam"}
     if "8bit" in name:
-        found["optimizer_dtype"] = "int8"
+        additions["optimizer_dtype"] = "int8"
     loaded = str(settings.get("torch_dtype") or settings.get("dtype") or "")
     is_pure = _on(settings.get("pure_bf16")) or "bfloat16" in loaded
     replicas = fields["framework"] == "fsdp" and fields["zero_stage"] == 0
     if _on(settings.get("pure_bf16")) and not replicas and "lora_rank" not in fields:
-        found |= {"master_dtype": "bf16", "optimizer_dtype": found.get("optimizer_dtype", "bf16")}
-    if is_pure and replicas and "lora_rank" not in fields and "optimizer_dtype" not in found:
-        found |= {"framework": "pytorch", "zero_stage": None, "precision": "bf16"}  # Adam on the weights as loaded
-    return found
+        additions |= {"master_dtype": "bf16", "optimizer_dtype": additions.get("optimizer_dtype", "bf16")}
+    if is_pure and replicas and "lora_rank" not in fields and "optimizer_dtype" not in additions:
+        additions |= {"framework": "pytorch", "zero_stage": None, "precision": "bf16"}  # Adam on the weights as loaded
+    return additions
 
 
 def _on(value: object) -> bool:
@@ -346,15 +348,15 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
         of = node.func
         name = _called(node)
         owner = of.value.id if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else ""
-        said = {keyword.arg: _constant(keyword.value, values) for keyword in node.keywords if keyword.arg}
+        keywords = {keyword.arg: _constant(keyword.value, values) for keyword in node.keywords if keyword.arg}
         if says_how(node) or name.endswith(("LoraConfig", "BitsAndBytesConfig")):
-            yield from said.items()
+            yield from keywords.items()
         elif name == "from_pretrained" and "Model" in owner:
-            first = _constant(node.args[0], values) if node.args else said.get("pretrained_model_name_or_path")
+            first = _constant(node.args[0], values) if node.args else keywords.get("pretrained_model_name_or_path")
             yield "model_name_or_path", first
-            yield from ((key, said[key]) for key in OF_MODEL if key in said)
-        elif said.get("truncation") and isinstance(said.get("max_length"), int):
-            yield "max_length", said["max_length"]
+            yield from ((key, keywords[key]) for key in OF_MODEL if key in keywords)
+        elif keywords.get("truncation") and isinstance(keywords.get("max_length"), int):
+            yield "max_length", keywords["max_length"]
 
 
 def _called(call: ast.Call) -> str:
@@ -368,8 +370,8 @@ def _parts(tree: ast.Module, values: Settings) -> Iterator[tuple[str, Settings]]
         if isinstance(node, ast.Call) and _called(node) == "dict":
             kind = next((keyword.value for keyword in node.keywords if keyword.arg == "type"), None)
             if isinstance(kind, ast.Name):
-                said = {keyword.arg: _constant(keyword.value, values) for keyword in node.keywords if keyword.arg}
-                yield kind.id, said
+                keywords = {keyword.arg: _constant(keyword.value, values) for keyword in node.keywords if keyword.arg}
+                yield kind.id, keywords
 
 
 def says_how(call: ast.Call) -> bool:
@@ -389,6 +391,6 @@ def _constant(node: ast.expr, values: Settings) -> object:
         return [_constant(elt, values) for elt in node.elts]
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        said = [(_constant(key, values), _constant(value, values)) for key, value in pairs if key is not None]
-        return {key: value for key, value in said if isinstance(key, str | int | float)}
+        constants = [(_constant(key, values), _constant(value, values)) for key, value in pairs if key is not None]
+        return {key: value for key, value in constants if isinstance(key, str | int | float)}
     return None

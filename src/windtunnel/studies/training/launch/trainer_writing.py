@@ -24,29 +24,29 @@ def write(plan: OpenPlan, dp: int, settings: Settings) -> tuple[dict[str, object
     degrees = {field: name for field, names in DEGREES.items() for name in names if settings.get(name) is not None}
     left = with_left_out(plan, WRITTEN | set(degrees), dict.fromkeys(DEGREES, 1))
     micro = plan.micro_batch or 1
-    found: dict[str, object] = {name: getattr(plan, field) or 1 for field, name in degrees.items()}
-    found[_named(settings, BATCH, "micro_batch_size" if "base_model" in settings else BATCH[0])] = micro
+    values: dict[str, object] = {name: getattr(plan, field) or 1 for field, name in degrees.items()}
+    values[_named(settings, BATCH, "micro_batch_size" if "base_model" in settings else BATCH[0])] = micro
     if "global_batch_size" in settings:
-        found["global_batch_size"] = plan.global_batch
+        values["global_batch_size"] = plan.global_batch
     else:
-        found["gradient_accumulation_steps"] = max(1, plan.global_batch // (micro * dp))
+        values["gradient_accumulation_steps"] = max(1, plan.global_batch // (micro * dp))
     length = _named(settings, LENGTH, "")
     if length:
-        found[length] = plan.seq_len
+        values[length] = plan.seq_len
     elif plan.seq_len is not None:
         left.append(f"seq_len {plan.seq_len}")
     if plan.recompute in (None, "none", "full"):
-        found |= _recomputation(settings, plan.recompute == "full")
+        values |= _recomputation(settings, plan.recompute == "full")
     else:
         left.append(f"recompute {plan.recompute}")
     if "deepspeed" in settings or "deepspeed_config_file" in settings:
         left.append(f"compile {plan.compile}")
     else:
-        found["torch_compile"] = True if plan.compile else None
+        values["torch_compile"] = True if plan.compile else None
     sharded = _sharding(settings, plan)
     if sharded is None:
         left.append(f"zero_stage {plan.zero_stage}")
-    return {**found, **(sharded or {})}, tuple(left)
+    return {**values, **(sharded or {})}, tuple(left)
 
 
 def _named(settings: Settings, names: tuple[str, ...], otherwise: str) -> str:

@@ -44,8 +44,8 @@ def simulate_by_stage(
     stages = schedule.stages
     program_of = np.repeat(np.arange(stages), pricers[0].layout.cluster.n_gpus // stages)
     ready = step_of(step.graph, step.duration_ns, interference, slowdown, step.nic_share, program_of)
-    held = tuple(pieces[type_of[schedule.holders(v)[0]]][v] for v in range(schedule.n_virtual))
-    return Simulated(held, step, ready.replay())
+    chain = tuple(pieces[type_of[schedule.holders(v)[0]]][v] for v in range(schedule.n_virtual))
+    return Simulated(chain, step, ready.replay())
 
 
 def _crossing(pricers: Sequence[Pricer]) -> tuple[int, str]:
@@ -109,10 +109,10 @@ def _joined(steps: Sequence[LoweredStep], of_rank: NDArray[np.int64], crossing: 
 
 def _chosen(owner: NDArray[np.int64], columns: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
     """Of each op, the value in the step of its own type."""
-    found = columns[0].copy()
+    values = columns[0].copy()
     for number, column in enumerate(columns[1:], 1):
-        found[owner == number] = column[owner == number]
-    return found
+        values[owner == number] = column[owner == number]
+    return values
 
 
 def _named(

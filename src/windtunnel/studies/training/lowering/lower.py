@@ -44,12 +44,12 @@ def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer:
     plans = (_NOT_TOKENS(layout.plan), _NOT_TOKENS(layout.asked))
     parts = (layout.virtual_layers, layout.shard_group, layout.replicas, layout.vocab_padded)
     key = (id(layout.model), plans, layout.cluster, parts, id(schedule), names, segment_of.tobytes())
-    known = FRAMES.pop(key, None)
-    if known is None:
-        known = (layout.model, schedule, *_frame(layout, pieces, schedule, pricer, names, segment_of))
-    *_, step, tokens = known
+    frame = FRAMES.pop(key, None)
+    if frame is None:
+        frame = (layout.model, schedule, *_frame(layout, pieces, schedule, pricer, names, segment_of))
+    *_, step, tokens = frame
     if step.graph.n_ops <= FRAME_OPS and not (layout.habits.pure_precision or pricer.on_cpu):
-        FRAMES[key] = known
+        FRAMES[key] = frame
         while len(FRAMES) > FRAMES_KEPT:
             FRAMES.popitem(last=False)
     return with_tokens(step, tokens, segments, pricer)

@@ -120,8 +120,8 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
     memory that of the rank whose layers together are given most (`training/workload/router_load.py`).
     """
     shard, model, frozen = shard_of(layout), layout.model, layout.plan.freezes_text
-    built: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are one object
-    known: dict[tuple[object, ...], Piece] = {}
+    operations: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are one object
+    distinct: dict[tuple[object, ...], Piece] = {}
     tapes: dict[tuple[object, ...], Tape] = {}
     pieces = []
     last = len(layout.virtual_layers) - 1
@@ -131,11 +131,11 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
 
     def operations_of(number: int, load: float) -> tuple[Operation, ...]:
         layer = model.layers[number]
-        if (id(layer), load) not in built:
+        if (id(layer), load) not in operations:
             of_layer = layer_operations if shard.fused_projections else plain_layer_operations
             ops = of_layer(layer, model, shard, load)
-            built[id(layer), load] = ops if not frozen else _with_adapters(ops, shard, layout.plan, layer)
-        return built[id(layer), load]
+            operations[id(layer), load] = ops if not frozen else _with_adapters(ops, shard, layout.plan, layer)
+        return operations[id(layer), load]
 
     for stage, numbers in enumerate(layout.virtual_layers):
         if stage == last:
@@ -143,16 +143,16 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
         away = tuple(number < offloaded for number in numbers)
         kinds = tuple(identities[id(model.layers[number])] for number in numbers)
         key = (kinds, stage == 0, stage == last, away, tuple((loads.hottest[n], loads.fullest[n]) for n in numbers))
-        if key not in known:
+        if key not in distinct:
             layers = [model.layers[number] for number in numbers]
             timed = [operations_of(number, loads.hottest[number]) for number in numbers]
-            kept = [operations_of(number, loads.fullest[number]) for number in numbers]
+            for_memory = [operations_of(number, loads.fullest[number]) for number in numbers]
             if stage == last and layout.predicts_ahead:
-                timed, kept = (_ahead(layout, shard, ops) for ops in (timed, kept))
-            known[key] = _piece(
-                layout, shard, layers, timed, kept, key, stage == 0, stage == last, recomputed, away, tapes
+                timed, for_memory = (_ahead(layout, shard, ops) for ops in (timed, for_memory))
+            distinct[key] = _piece(
+                layout, shard, layers, timed, for_memory, key, stage == 0, stage == last, recomputed, away, tapes
             )
-        pieces.append(known[key])
+        pieces.append(distinct[key])
     return tuple(pieces)
 
 
@@ -170,7 +170,7 @@ def _recomputed_layers(layout: Layout) -> int:
 
 def _piece(
     layout: Layout, shard: Shard, layers: list[Layer], timed: list[tuple[Operation, ...]],
-    kept: list[tuple[Operation, ...]], key: tuple[object, ...], first: bool, last: bool, recomputed: int,
+    for_memory: list[tuple[Operation, ...]], key: tuple[object, ...], first: bool, last: bool, recomputed: int,
     away: tuple[bool, ...], tapes: dict[tuple[object, ...], Tape],
 ) -> Piece:  # fmt: skip
     model, plan = layout.model, layout.plan
@@ -213,14 +213,14 @@ def _piece(
     if keep.root_gathered and layout.gathers_in_passes:
         root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
     stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes * streams_of(model)
-    own = iter(kept)
-    held = [block if block.is_end or block.tower else _with_operations(block, next(own)) for block in blocks]
+    own = iter(for_memory)
+    memory_blocks = [block if block.is_end or block.tower else _with_operations(block, next(own)) for block in blocks]
     received = 0 if first else int(stream)
     how = _stringing(layout, keep, first)
     if shard.fused_projections:
-        passes = string_together(_units(layout, shard, held, keep, tapes, ends if root else []), received, how)
+        passes = string_together(_units(layout, shard, memory_blocks, keep, tapes, ends if root else []), received, how)
     else:
-        units, later = (_plain_units(layout, shard, held, keep, tapes, later=which) for which in (False, True))
+        units, later = (_plain_units(layout, shard, memory_blocks, keep, tapes, later=which) for which in (False, True))
         passes = string_together(units, received, how, later)
     parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks)
     learning = (sum(block.learning[0] for block in blocks), sum(block.learning[1] for block in blocks))
@@ -271,8 +271,8 @@ def _table_parts(layout: Layout) -> int:
 
 def fresh_gradients(layout: Layout) -> bool:
     """Whether gradients are made anew in every step, and not kept in buffers of their own."""
-    made = keeping(layout.plan.framework).weight_gradients and layout.reduces_in_passes
-    return layout.habits.pure_precision or made
+    block_by_block = keeping(layout.plan.framework).weight_gradients and layout.reduces_in_passes
+    return layout.habits.pure_precision or block_by_block
 
 
 def _stringing(layout: Layout, keep: Keeping, first: bool) -> Stringing:
@@ -335,16 +335,16 @@ def _units(
         gathered = parameters * width if layout.gathers_in_passes and number not in ends else 0.0
         learns, experts = block.learning
         reduced = (learns + experts) * layout.gradient_bytes if layout.reduces_in_passes else 0.0
-        kept = 0.0
+        shard_bytes = 0.0
         if fresh_gradients(layout):
             own = learns / layout.shard_group + experts / layout.group("edp").size
-            kept = own * layout.gradient_bytes
+            shard_bytes = own * layout.gradient_bytes
         flat = gathered
         if number in ends[:1]:
             flat = width * sum(blocks[end].dense_parameters + blocks[end].expert_parameters for end in set(ends))
         if not keep.fsdp2 or layout.shard_group == 1:
             flat = 0.0
-        sizes = (int(gathered), int(flat), int(reduced), int(kept))
+        sizes = (int(gathered), int(flat), int(reduced), int(shard_bytes))
         units.append(Unit(tapes[key], *sizes, number in ends))
     return units
 

@@ -254,20 +254,20 @@ class PassBuilder:
 
     def copy_of(self, stretch: Stretch) -> None:
         """Add what this pass or another was given, for the block that is being added, from the same state."""
-        other, begun, ended = stretch.build, stretch.begun, stretch.ended
-        first, end = begun[0], ended[0]
+        other, start, ended = stretch.build, stretch.begun, stretch.ended
+        first, end = start[0], ended[0]
         moved = self.builder.copy_of(other.builder, first, end)
         shares = [(op + moved, share) for op, share in other.nic_shares.items() if first <= op < end]
         self.nic_shares.update(shares)
         self.block_of.extend([self.block] * (end - first))
         self.classes += other.classes[first:end]
-        accounted = slice(begun[1], ended[1])
+        accounted = slice(start[1], ended[1])
         self.sources += other.sources[accounted]
         self.seconds += other.seconds[accounted]
         self.p5_s += other.p5_s[accounted]
         self.p95_s += other.p95_s[accounted]
-        self.sent += other.sent[begun[2] : ended[2]]
-        self.flops += other.flops[begun[3] : ended[3]]
+        self.sent += other.sent[start[2] : ended[2]]
+        self.flops += other.flops[start[3] : ended[3]]
         self.pending = [op + moved for op in stretch.pending]
         self.sync = tuple(op + moved for op in stretch.sync)
         self.last = stretch.last + moved
@@ -318,10 +318,10 @@ def _total(column: array[float]) -> float:
 
 def summed_up(parts: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     """The sum of each key, added up in order."""
-    found: dict[Key, float] = {}
+    sums: dict[Key, float] = {}
     for key, value in parts:
-        found[key] = found.get(key, 0.0) + value
-    return found
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 def owned(exposure: Exposure, graph: Graph) -> list[dict[str, int]]:

@@ -44,7 +44,7 @@ CATEGORY = {
 
 
 # Blocks of passes at the same prices: phase, ops by identity, whether recomputed, what they begin with.
-Built = dict[tuple[object, ...], Stretch]
+Stretches = dict[tuple[object, ...], Stretch]
 
 
 def build_segment(
@@ -52,14 +52,14 @@ def build_segment(
     blocks: Sequence[Block],
     phase: Kind,
     noted: list[tuple[int, int, Price]] | None = None,
-    built: Built | None = None,
+    stretches: Stretches | None = None,
 ) -> Segment:
     """Lower, price and replay one pass over `blocks`.
 
-    `noted`: a list that takes each kernel and transfer as (op of the graph, index of its block, price). `built`: blocks
-    of the step's other passes, which this one copies where it has the same, and adds to.
+    `noted`: a list that takes each kernel and transfer as (op of the graph, index of its block, price).
+    `stretches`: blocks of the step's other passes, which this one copies where it has the same, and adds to.
     """
-    return build_pass(pricer, blocks, phase, noted, built).finish()
+    return build_pass(pricer, blocks, phase, noted, stretches).finish()
 
 
 def build_pass(
@@ -67,7 +67,7 @@ def build_pass(
     blocks: Sequence[Block],
     phase: Kind,
     noted: list[tuple[int, int, Price]] | None = None,
-    built: Built | None = None,
+    stretches: Stretches | None = None,
 ) -> PassBuilder:
     """The same pass, lowered and priced, but not replayed."""
     build = PassBuilder(pricer, noted=noted)
@@ -77,26 +77,26 @@ def build_pass(
     fetched: dict[int, int] = {}
     number = 0
     while number < len(order):
-        begun, (waits, last), gathered = build.mark(), build.state(), gathers.state(number)
+        mark, (waits, last), gathered = build.mark(), build.state(), gathers.state(number)
         key = (phase, id(order[number].operations), order[number].recompute, repr((waits, gathered)))
         fetches = any(block.offload for block in order[number : number + 2])  # ahead, too
-        alone = built is not None and noted is None and gathers.idle and not fetches
-        stretch = built.get(key, built.get((*key, last))) if built is not None and alone else None
+        alone = stretches is not None and noted is None and gathers.idle and not fetches
+        stretch = stretches.get(key, stretches.get((*key, last))) if stretches is not None and alone else None
         if stretch is not None:
             build.block = gathers.index(number)
             build.copy_of(stretch)
         else:
             _add_block(build, order, number, phase, gathers, fetched)
             build.looks_back |= build.last < build.begun  # without a kernel of its own the last one stays
-            if built is not None and alone:
-                built[(*key, last) if build.looks_back else key] = build.since(begun)
+            if stretches is not None and alone:
+                stretches[(*key, last) if build.looks_back else key] = build.since(mark)
         number += 1
         # Equal blocks that begin alike add the same ops: once is enough, and the rest are copies.
         times = _alike(order, number - 1)
         alike = (waits, last if build.looks_back else None)
         ends, behind = build.state()
         if times and (ends, behind if build.looks_back else None) == alike and gathers.state(number) == gathered:
-            moved = build.repeat(begun, times, 1 if phase is Kind.FORWARD else -1)
+            moved = build.repeat(mark, times, 1 if phase is Kind.FORWARD else -1)
             gathers.moved_on(number, times, moved)
             number += times
     return build

@@ -11,7 +11,7 @@ from windtunnel.studies.training.answers import forget_answers
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.studies.training.lowering.pass_builder import Segment
-from windtunnel.studies.training.lowering.pass_lowering import Built, build_segment
+from windtunnel.studies.training.lowering.pass_lowering import Stretches, build_segment
 from windtunnel.studies.training.lowering.step import FRAMES, LoweredStep
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import Kind, Schedule
@@ -24,18 +24,18 @@ def distinct_passes(
 ) -> tuple[tuple[Segment, ...], tuple[str, ...], NDArray[np.int32]]:
     """Each distinct pass once."""
     table = np.full((len(pieces), len(Kind)), -1, np.int32)
-    known: dict[tuple[object, Kind], int] = {}
-    built: Built = {}
+    numbers: dict[tuple[object, Kind], int] = {}
+    stretches: Stretches = {}
     segments: list[Segment] = []
     names: list[str] = []
     for stage, piece in enumerate(pieces):
         for kind in schedule.kinds:
             key = (piece.key, kind)
-            if key not in known:
-                known[key] = len(segments)
-                segments.append(_pass(piece, kind, pricer, built))
+            if key not in numbers:
+                numbers[key] = len(segments)
+                segments.append(_pass(piece, kind, pricer, stretches))
                 names.append(kind.words)
-            table[stage, kind] = known[key]
+            table[stage, kind] = numbers[key]
     return tuple(segments), tuple(names), table
 
 
@@ -46,14 +46,14 @@ PIECES_KEPT = 64
 def known_pieces(layout: Layout) -> tuple[Piece, ...]:
     """The pieces of a layout, remembered: they do not depend on how many sequences a step has."""
     key = (id(layout.model), layout.plan.with_fields({"global_batch": 1}), layout.cluster)
-    found = _PIECES.get(key)
-    if found is None:
-        found = _PIECES[key] = (layout.model, pieces_of(layout))
+    entry = _PIECES.get(key)
+    if entry is None:
+        entry = _PIECES[key] = (layout.model, pieces_of(layout))
         while len(_PIECES) > PIECES_KEPT:
             _PIECES.popitem(last=False)
     else:
         _PIECES.move_to_end(key)
-    return found[1]
+    return entry[1]
 
 
 _PASSES: OrderedDict[tuple[object, ...], tuple[object, Segment]] = OrderedDict()
@@ -68,20 +68,20 @@ def forget_passes() -> None:
     _PIECES.clear()
 
 
-def _pass(piece: Piece, kind: Kind, pricer: Pricer, built: Built | None = None) -> Segment:
+def _pass(piece: Piece, kind: Kind, pricer: Pricer, stretches: Stretches | None = None) -> Segment:
     """A pass, remembered: it does not depend on how many replicas or micro-batches there are."""
     layout = pricer.layout
     # The model goes in by identity (and is kept alive): hashing every layer would cost more than the look-up saves.
     pace = (pricer.slow_compute, pricer.slow_links, pricer.document_length)
     key = (id(layout.model), pricer.pass_key, piece.key, kind, pace)
-    found = _PASSES.get(key)
-    if found is None:
-        found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, kind, built=built))
+    entry = _PASSES.get(key)
+    if entry is None:
+        entry = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, kind, stretches=stretches))
         while len(_PASSES) > PASSES_KEPT:
             _PASSES.popitem(last=False)
     else:
         _PASSES.move_to_end(key)
-    return found[1]
+    return entry[1]
 
 
 def pass_durations(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:
@@ -91,12 +91,12 @@ def pass_durations(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer)
 
 def passes_at(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer) -> tuple[Segment, ...]:
     """The passes of a step at other prices."""
-    found: dict[int, Segment] = {}
+    segments: dict[int, Segment] = {}
     for stage, kind in zip(*np.nonzero(step.segment_of >= 0), strict=True):
         number = int(step.segment_of[stage, kind])
-        if number not in found:
-            found[number] = _pass(pieces[stage], Kind(int(kind)), pricer)
-    return tuple(found[number] for number in range(len(step.segments)))
+        if number not in segments:
+            segments[number] = _pass(pieces[stage], Kind(int(kind)), pricer)
+    return tuple(segments[number] for number in range(len(step.segments)))
 
 
 def nic_parts(segments: tuple[Segment, ...]) -> NDArray[np.int64]:

@@ -24,20 +24,20 @@ class Halves(NamedTuple):
 def halves(tape: Tape, *, graph: bool) -> Halves:
     """Of one block; `graph`: autograd's graph stays until W."""
     learners = [learner for learner in tape.learners if graph or learner.linear]
-    kept = {slot for learner in learners for slot in (*learner.inputs, learner.gradient)}
+    read_later = {slot for learner in learners for slot in (*learner.inputs, learner.gradient)}
     begins = min((learner.at for learner in learners), default=len(tape.backward))
     if graph:  # what is saved and not freed in front of the last linear layer
         saved = {slot for slot, size in tape.forward if size} - {slot for slot, size in tape.forward if not size}
-        kept |= saved - {slot for slot, size in tape.backward[:begins] if not size} - {tape.output}
+        read_later |= saved - {slot for slot, size in tape.backward[:begins] if not size} - {tape.output}
     put_off = {slot for learner in learners for slot in (learner.weight, learner.gathered)}
-    inputs = [(slot, size) for slot, size in tape.backward if slot not in put_off and (size or slot not in kept)]
+    inputs = [(slot, size) for slot, size in tape.backward if slot not in put_off and (size or slot not in read_later)]
     freed = {slot for slot, size in tape.backward if not size}
     weights: list[tuple[int, int]] = []
     for number, learner in enumerate(learners):
-        made = [slot for slot in (learner.gathered, learner.weight) if slot >= 0]
-        weights += [(slot, tape.sizes[slot]) for slot in made]
+        new = [slot for slot in (learner.gathered, learner.weight) if slot >= 0]
+        weights += [(slot, tape.sizes[slot]) for slot in new]
         wanted = {slot for other in learners[number + 1 :] for slot in (*other.inputs, other.gradient)}
-        gone = dict.fromkeys((learner.gathered, learner.weight, *learner.inputs, learner.gradient))
-        weights += [(slot, 0) for slot in gone if slot in freed and slot not in wanted]
-        freed -= set(gone) - wanted
-    return Halves(tuple(inputs), tuple(weights), tuple(sorted(kept & freed)))
+        leaving = dict.fromkeys((learner.gathered, learner.weight, *learner.inputs, learner.gradient))
+        weights += [(slot, 0) for slot in leaving if slot in freed and slot not in wanted]
+        freed -= set(leaving) - wanted
+    return Halves(tuple(inputs), tuple(weights), tuple(sorted(read_later & freed)))

@@ -79,11 +79,11 @@ class StepBuilder:
             )
         return collective
 
-    def bucket(self, key: tuple[object, ...], made: Callable[[], list[Collective]]) -> list[Collective]:
+    def bucket(self, key: tuple[object, ...], make: Callable[[], list[Collective]]) -> list[Collective]:
         """Collectives of a bucket that is like others: made once."""
         collectives = self._buckets.get(key)
         if collectives is None:
-            collectives = self._buckets[key] = made()
+            collectives = self._buckets[key] = make()
         return collectives
 
     def add(self, collective: Collective, rank: int, *, rendezvous: int = -1, stream: int = DP) -> int:

@@ -46,22 +46,22 @@ def add_end(
     prices = []
     updates: dict[tuple[int, ...], Price] = {}  # by identity of a rank's pieces
     for rank in range(schedule.stages):
-        held = build.held(rank)
+        own_pieces = build.held(rank)
         if layout.habits.clips_gradients:
             squares = build.collective("gradient norm", Transfer("all_reduce", "world", 4.0), shared=False)
             norm = build.add(squares, rank, rendezvous=0, stream=COMPUTE)
             build.ops.wait(norm, ends[rank])
-        pieces = tuple(id(piece) for piece in held)
+        pieces = tuple(id(piece) for piece in own_pieces)
         if pieces not in updates:
             updates[pieces] = optimizer_price(
                 layout,
                 build.pricer,
-                sum(piece.learning[0] for piece in held),
-                sum(piece.learning[1] for piece in held),
-                tensors_of(held) if layout.habits.pure_precision else (),
+                sum(piece.learning[0] for piece in own_pieces),
+                sum(piece.learning[1] for piece in own_pieces),
+                tensors_of(own_pieces) if layout.habits.pure_precision else (),
             )
-        found = fresh[rank]
-        price = updates[pieces].plus(build.pricer.new_pages(found.optimizer, found.held, update=True))
+        new = fresh[rank]
+        price = updates[pieces].plus(build.pricer.new_pages(new.optimizer, new.held, update=True))
         prices.append(price.plus(added[rank]))
         op = build.compute("optimizer", "optimizer", OpKind.COMPUTE, price.seconds, MATH, rank)
         if not layout.habits.clips_gradients:
@@ -98,11 +98,11 @@ def _added(build: StepBuilder, rank: int) -> tuple[Price, int]:
     return price, build.compute("add gradients", "memory-bound", OpKind.COMPUTE, price.seconds, MATH, rank)
 
 
-def _new_pages(build: StepBuilder, rank: int, found: NewBytes) -> int:
+def _new_pages(build: StepBuilder, rank: int, new: NewBytes) -> int:
     """On a CPU, the faults of a step's passes, in one piece behind the last of them; -1 where there are none."""
     last = -1
-    for phase, count in (("forward", found.forward), ("backward", found.backward)):
+    for phase, count in (("forward", new.forward), ("backward", new.backward)):
         if count:
-            seconds = build.pricer.new_pages(count, found.held).seconds
+            seconds = build.pricer.new_pages(count, new.held).seconds
             last = build.compute(f"{phase}: new pages", "host", OpKind.HOST, seconds, 0, rank)
     return last

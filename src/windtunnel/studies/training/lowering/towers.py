@@ -26,11 +26,11 @@ def tower_blocks(plan: Plan, tower: Tower, images: int, patches: int, shard: Sha
     own, encoder, frozen = tower_shard(tower, shard, images, patches), tower.encoder, plan.freezes_tower
     ends = encoder.embedding_parameters + encoder.norm_parameters * encoder.final_norm
     blocks = [Block(patch_operations(tower, own), ends, tower=True, forward_only=frozen)]
-    built: dict[int, Block] = {}  # by identity: equal layers are one object
+    layer_blocks: dict[int, Block] = {}  # by identity: equal layers are one object
     for layer in encoder.layers:
-        if id(layer) not in built:
-            built[id(layer)] = _layer_block(layer, encoder, own, plan.recompute_layers is None, frozen)
-        blocks.append(built[id(layer)])
+        if id(layer) not in layer_blocks:
+            layer_blocks[id(layer)] = _layer_block(layer, encoder, own, plan.recompute_layers is None, frozen)
+        blocks.append(layer_blocks[id(layer)])
     # Adapters leave all else as it is; who names what is frozen trains what joins the two.
     alone = frozen and plan.frozen is None
     joined = projector_operations(tower, own, images, patches, frozen)

@@ -9,16 +9,16 @@ from windtunnel.physics.model.operations import Operation
 
 def unrolled(operations: tuple[Operation, ...]) -> list[Operation]:
     """Ops as they run: those of the experts' loop once per expert, each with its share of the rows."""
-    found: list[Operation] = []
+    ops: list[Operation] = []
     loop: list[Operation] = []
     for op in operations:
         if op.repeats:
             loop.append(op)
             continue
-        found += _rounds(loop)
+        ops += _rounds(loop)
         loop = []
-        found.append(op)
-    return found + _rounds(loop)
+        ops.append(op)
+    return ops + _rounds(loop)
 
 
 def _rounds(loop: list[Operation]) -> list[Operation]:

@@ -66,10 +66,10 @@ class Passes:
         most = int(heights.max(initial=0))
         if not gradients:
             return Load(int(events[:, 1].sum()), most)
-        made = np.isin(events[:, 0], events[len(events) - gradients :, 0]) & (events[:, 1] > 0)
+        allocates = np.isin(events[:, 0], events[len(events) - gradients :, 0]) & (events[:, 1] > 0)
         before_peak = slice(0, int(np.argmax(heights)) + 1)
-        learned = int(events[before_peak, 1][made[before_peak]].sum())
-        return Load(int(events[:, 1].sum()), most, learned, int(events[made, 1].sum()))
+        learned = int(events[before_peak, 1][allocates[before_peak]].sum())
+        return Load(int(events[:, 1].sum()), most, learned, int(events[allocates, 1].sum()))
 
     def _events(self, kind: Kind, later: bool) -> tuple[Events, int]:
         if kind == Kind.FORWARD:
@@ -113,11 +113,11 @@ def step_events(actions: list[tuple[Passes, Kind, int]], base: int) -> tuple[Eve
         events = passes.events(kind).copy()
         events[:, 0] += bases[key]
         parts.append(events)
-    made = np.concatenate(parts) if parts else as_events([])
-    slots, place = np.unique(made[:, 0], return_inverse=True)
-    left = np.bincount(place.ravel(), weights=made[:, 1], minlength=len(slots)).astype(np.int64)
+    all_events = np.concatenate(parts) if parts else as_events([])
+    slots, place = np.unique(all_events[:, 0], return_inverse=True)
+    left = np.bincount(place.ravel(), weights=all_events[:, 1], minlength=len(slots)).astype(np.int64)
     # What is left goes with the step.
-    return np.concatenate((made, np.stack((slots, -left), axis=1)[left > 0])), np.concatenate(streams)
+    return np.concatenate((all_events, np.stack((slots, -left), axis=1)[left > 0])), np.concatenate(streams)
 
 
 def two_steps(
@@ -126,7 +126,7 @@ def two_steps(
     """Events of a rank from its start to the end of its second step, and the stream of each."""
     base = len(resident.first) + len(resident.optimizer)
     parts = [as_events([(slot, size) for slot, size in enumerate(resident.first)])]
-    made = as_events([(len(resident.first) + slot, size) for slot, size in enumerate(resident.optimizer)])
+    optimizer_events = as_events([(len(resident.first) + slot, size) for slot, size in enumerate(resident.optimizer)])
     streams = [np.zeros(base, np.int64)]
     for number in range(2):
         events, of_slots = step_events(actions, base)
@@ -134,12 +134,12 @@ def two_steps(
         parts.append(events)
         streams += [of_slots, np.zeros(len(resident.transient), np.int64)]
         if number == 0:
-            parts.append(made)
-        held = as_events([(base + slot, size) for slot, size in enumerate(resident.transient)])
-        parts += [held, held * np.array([1, -1])]
+            parts.append(optimizer_events)
+        transient = as_events([(base + slot, size) for slot, size in enumerate(resident.transient)])
+        parts += [transient, transient * np.array([1, -1])]
         base += len(resident.transient)
-    found = np.concatenate(parts)
-    return found, np.concatenate(streams)[found[:, 0]]
+    all_events = np.concatenate(parts)
+    return all_events, np.concatenate(streams)[all_events[:, 0]]
 
 
 def as_events(events: list[tuple[int, int]]) -> Events:

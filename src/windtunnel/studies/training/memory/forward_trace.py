@@ -121,8 +121,8 @@ class ForwardTape:
                 self._memory(op)
         return self.steps, self.now
 
-    def _step(self, op: Operation, size: int, held: list[int], again: float = 0.0) -> None:
-        self.steps.append(SavedForBackward(op, size, held, again))
+    def _step(self, op: Operation, size: int, saved: list[int], again: float = 0.0) -> None:
+        self.steps.append(SavedForBackward(op, size, saved, again))
 
     def _keep(self, slot: int, wanted: bool) -> list[int]:
         return [self.w.hold(slot)] if self.holding and wanted else []
@@ -130,18 +130,18 @@ class ForwardTape:
     def _keep_new(self, size: float) -> list[int]:
         """A tensor that only the backward reads."""
         slot = self.w.new(size)
-        held = self._keep(slot, True)
+        saved = self._keep(slot, True)
         self.w.drop(slot)
-        return held
+        return saved
 
     def _norm(self, op: Operation, rest: tuple[Operation, ...]) -> None:
         w = self.w
         size = w.size[self.now]
         dropped = "ops" in w.parts
-        held = self._keep(self.now, True)  # the first tensor of a block is kept under every policy
+        saved = self._keep(self.now, True)  # the first tensor of a block is kept under every policy
         extra = op.saved_bytes - size
         if extra >= 1 and not w.keep.triton_norms and not dropped:
-            held += self._keep_new(extra)  # eager upcasts
+            saved += self._keep_new(extra)  # eager upcasts
         self.readers = 0
         for later in rest:
             if later.part == "norms":
@@ -153,7 +153,7 @@ class ForwardTape:
             self.now, self.normed = self.normed, -1
         else:
             self.residual, self.now = self.now, -1
-        self._step(op, size, held)
+        self._step(op, size, saved)
 
     def _read(self, op: Operation) -> int:
         return self.normed if op.name in READS_NORM else self.now
@@ -176,39 +176,39 @@ class ForwardTape:
         size = w.size[source]
         dropped = input_is_recomputed(op, previous, w.parts)
         adapted, frozen = op.name in self.adapted, not op.weight_elements
-        held: list[int] = []
+        saved: list[int] = []
         passing: list[int] = []
         again = 0.0
         if op.low_precision:
             copy = w.new(op.saved_bytes)
             kept_whole = op.before is not None and w.keep.gathered_inputs
-            held += self._keep(copy, not dropped and not kept_whole and not frozen)
+            saved += self._keep(copy, not dropped and not kept_whole and not frozen)
             passing.append(copy)
             again = op.saved_bytes if dropped else 0.0
         if op.low_precision and op.weight_elements and w.keep.quantised_weights:
             copies = self._keep_new(w.cast * op.weight_elements)
             w.stays.update(copies)
-            held += copies
+            saved += copies
         gathered = w.new(op.before.bytes_total) if op.before is not None else -1
         if gathered >= 0:
             passing.append(gathered)
         wanted = adapted or not frozen
         if gathered >= 0 and w.keep.gathered_inputs:
-            held += self._keep(gathered, wanted and not dropped)
+            saved += self._keep(gathered, wanted and not dropped)
             again = w.size[gathered] if dropped else 0.0
         elif adapted or not op.low_precision:  # an adapter keeps its input in 16 bits
-            held += self._keep(source, wanted and not dropped)
+            saved += self._keep(source, wanted and not dropped)
             again = w.size[source] if dropped else 0.0
         again = again if wanted else 0.0
         if dropped and op.part in w.parts and op.name in READS_NORM:
-            held += self._keep(source, True)  # recomputation starts from here
-        kept = self.products.get(op.name, 0.0)
-        if 0.0 < kept < 1.0:  # a tensor of its own
-            held += self._keep_new(kept * op.output_bytes)
-        out = w.new(op.output_bytes, 1.0 - kept if kept < 1.0 else 1.0)
-        held += self._keep(out, kept == 1.0)
+            saved += self._keep(source, True)  # recomputation starts from here
+        kept_share = self.products.get(op.name, 0.0)
+        if 0.0 < kept_share < 1.0:  # a tensor of its own
+            saved += self._keep_new(kept_share * op.output_bytes)
+        out = w.new(op.output_bytes, 1.0 - kept_share if kept_share < 1.0 else 1.0)
+        saved += self._keep(out, kept_share == 1.0)
         if adapted and w.keep.adapter_outputs:
-            held += self._keep_new(op.output_bytes)
+            saved += self._keep_new(op.output_bytes)
         if op.after is not None and op.after.kind == "reduce_scatter":
             out = w.moved(out, op.output_bytes / w.tp)
         w.drop(*passing)
@@ -218,7 +218,7 @@ class ForwardTape:
             self.now = -1
         else:
             self.now = out
-        self._step(op, size, held, again)
+        self._step(op, size, saved, again)
 
     def _attention(self, op: Operation) -> None:
         w = self.w
@@ -227,21 +227,21 @@ class ForwardTape:
         inner = (whole and not made_again) or "core_attention" in w.parts
         reads = self.branches if op.name in ("core_attention", "scores") else [self.now]
         size = sum(w.size[slot] for slot in self.branches)
-        held: list[int] = []
+        saved: list[int] = []
         if op.name in ("core_attention", "scores"):
             for slot in reads:
-                held += self._keep(slot, not whole)
+                saved += self._keep(slot, not whole)
         exchange = w.new(op.before.bytes_total) if op.before is not None else -1
         out = w.new(op.output_bytes)
         if op.name == "core_attention":
             log_sum = w.new(max(op.saved_bytes - size - op.output_bytes, 1))
-            held += self._keep(log_sum, not inner) + self._keep(out, "ops" in w.parts or not inner)
+            saved += self._keep(log_sum, not inner) + self._keep(out, "ops" in w.parts or not inner)
             w.drop(log_sum)
         elif op.name == "softmax":
             # Softmax, dropout mask and what dropout gives.
             mask = w.new(op.output_bytes / 2)
             dropped_out = w.new(op.output_bytes)
-            held += self._keep(out, not inner) + self._keep(mask, not inner) + self._keep(dropped_out, not inner)
+            saved += self._keep(out, not inner) + self._keep(mask, not inner) + self._keep(dropped_out, not inner)
             w.drop(out, mask)
             out = dropped_out
         if exchange >= 0:
@@ -258,7 +258,7 @@ class ForwardTape:
         again = sum(w.size[slot] for slot in reads) if whole and op.name == "core_attention" else 0.0
         if inner and op.name == "softmax":
             again = op.saved_bytes
-        self._step(op, size, held, again)
+        self._step(op, size, saved, again)
 
     def _products(self, op: Operation) -> None:
         """Attention without a kernel of its own: as `plain_rules` has it."""
@@ -273,13 +273,13 @@ class ForwardTape:
         soft = [w.new(rows * s), w.new(rows * s), w.new(rows * s / FP32)]
         w.drop(*soft)
         scores = w.new(rows * s)
-        held = [slot for number in (*wide, scores) for slot in self._keep(number, not dropped)]
+        saved = [slot for number in (*wide, scores) for slot in self._keep(number, not dropped)]
         sources = [slot for branch in self.branches for slot in self._keep(branch, dropped)]
         again = sum(w.size[number] for number in (*wide, scores)) if dropped else 0.0
         out = w.new(op.output_bytes)
         w.drop(*wide, scores, *self.branches)
         self.branches, self.now = [], out
-        self._step(op, size, held + sources, again)
+        self._step(op, size, saved + sources, again)
 
     def _memory(self, op: Operation) -> None:
         w = self.w
@@ -294,12 +294,12 @@ class ForwardTape:
         if op.part == "residual":
             size = w.size[self.residual]
             out = w.new(op.output_bytes)
-            held = []
+            saved = []
             if op.saved_bytes:
-                held = self._keep_new(op.saved_bytes)
+                saved = self._keep_new(op.saved_bytes)
             w.drop(self.now, self.residual, *([self.aside] if self.aside >= 0 else []))
             self.now, self.residual, self.aside = out, out, -1
-            self._step(op, size, held)
+            self._step(op, size, saved)
             return
         if op.name == "loss":
             self._loss(op)
@@ -309,30 +309,30 @@ class ForwardTape:
             out = w.new(
                 op.output_bytes if op.part == "mla_up_proj" else size
             )  # the one rotary key becomes every head's
-            held = self._keep_new(op.saved_bytes) if op.saved_bytes and not dropped else []  # before their norms
+            saved = self._keep_new(op.saved_bytes) if op.saved_bytes and not dropped else []  # before their norms
             w.drop(*self.branches)
             self.branches = [out]
-            self._step(op, size, held, op.saved_bytes if dropped else 0.0)
+            self._step(op, size, saved, op.saved_bytes if dropped else 0.0)
             return
         source = self._read(op)
         size = w.size[source]
-        held = []
+        saved = []
         if op.name == "router":
-            held = self._keep_new(op.saved_bytes)
+            saved = self._keep_new(op.saved_bytes)
             self._done(op, source)
-            self._step(op, size, held)
+            self._step(op, size, saved)
             return
         if op.part in ("activation", "moe_activation") and op.saved_bytes < 0.75 * size:
-            held = self._keep_new(op.saved_bytes)  # a copy in a format of fewer bytes
+            saved = self._keep_new(op.saved_bytes)  # a copy in a format of fewer bytes
         elif op.saved_bytes and not dropped:
-            held = self._keep(source, True)
+            saved = self._keep(source, True)
             extra = op.saved_bytes - size
             if extra >= 1:
-                held += self._keep_new(extra)  # the gate
+                saved += self._keep_new(extra)  # the gate
         out = w.new(op.output_bytes)
         self._done(op, source)
         self.now = out
-        self._step(op, size, held, op.saved_bytes if dropped else 0.0)
+        self._step(op, size, saved, op.saved_bytes if dropped else 0.0)
 
     def _loss(self, op: Operation) -> None:
         w, rules = self.w, self.w.loss
@@ -340,11 +340,10 @@ class ForwardTape:
         size = w.size[self.now]
         widths = rules.get("work_tp", rules["work"]) if w.tp > 1 else rules["work"]
         work = [w.new(width * logits) for width in (widths[1:] if size >= FP32 * logits else widths)]
-        kept = [w.new(width * logits) for width in rules["kept"]]
-        held = list(kept)
+        saved = [w.new(width * logits) for width in rules["kept"]]
         w.drop(*work)
         if rules["logits_kept"] or rules["in_place"]:
-            held += self._keep(self.now, True)
+            saved += self._keep(self.now, True)
         w.drop(self.now)
         self.now = -1
-        self._step(op, size, held)
+        self._step(op, size, saved)

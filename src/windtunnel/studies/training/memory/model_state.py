@@ -73,11 +73,11 @@ def _learning_bytes(layout: Layout, dense: float, expert: float, adapters: float
         own = count / shard
         if layout.habits.pure_precision:
             width = layout.gradient_bytes
-            kept = (own if stage >= 1 else count) * (1.0 - plan.offload_optimizer)
+            with_state = (own if stage >= 1 else count) * (1.0 - plan.offload_optimizer)
             total = State(
                 total.parameters + width * count,
                 total.gradients + width * count,
-                total.optimizer + MOMENTS[plan.optimizer] * width * kept,
+                total.optimizer + MOMENTS[plan.optimizer] * width * with_state,
             )
             continue
         master = layout.habits.parameter_dtype == "fp32" and plan.master_dtype == "fp32"
@@ -88,11 +88,11 @@ def _learning_bytes(layout: Layout, dense: float, expert: float, adapters: float
             working = copies if layout.holds_low_precision else working + (copies if stage < 3 else 0.0)
         moment = MOMENT_BYTES[plan.moments_dtype]
         optimizer = (0.0 if master or plan.master_dtype == "bf16" else 4.0) + MOMENTS[plan.optimizer] * moment
-        kept = own if stage >= 1 else count
+        with_state = own if stage >= 1 else count
         total = State(
             total.parameters + working,
             total.gradients + layout.gradient_bytes * (own if stage >= 2 else count),
-            total.optimizer + optimizer * kept * (1.0 - plan.offload_optimizer),
+            total.optimizer + optimizer * with_state * (1.0 - plan.offload_optimizer),
         )
     return total
 
@@ -103,17 +103,17 @@ def _frozen_bytes(layout: Layout, dense: float, expert: float) -> float:
     Of those in fp8 the transposed copy that Hopper's backward GEMMs read is made when it is read: 70 B parameters and
     their transposes would not fit where MLPerf's runs fit.
     """
-    held = _held(layout, dense, expert)
+    count = _held(layout, dense, expert)
     if layout.plan.frozen_dtype != "bf16":
-        return FROZEN_BYTES[layout.plan.frozen_dtype] * held
+        return FROZEN_BYTES[layout.plan.frozen_dtype] * count
     if layout.plan.precision not in CAST_BYTES:
         # FSDP keeps what does not learn as it keeps what does.
         wide = layout.plan.precision == "fp32" or layout.habits.parameter_dtype == "fp32"
-        return (4.0 if wide and layout.plan.master_dtype == "fp32" else 2.0) * held
+        return (4.0 if wide and layout.plan.master_dtype == "fp32" else 2.0) * count
     low = KEPT_BYTES[layout.plan.precision]
-    asked = layout.asked.fp8_parameters
-    alone = layout.habits.own_low_precision if asked is None else asked  # nothing is gathered of what does not learn
-    return low * held if alone else (2.0 + low) * held
+    choice = layout.asked.fp8_parameters
+    alone = layout.habits.own_low_precision if choice is None else choice  # nothing is gathered of what does not learn
+    return low * count if alone else (2.0 + low) * count
 
 
 def low_precision_bytes(layout: Layout) -> float:
@@ -122,9 +122,11 @@ def low_precision_bytes(layout: Layout) -> float:
     Hopper's fp8 GEMMs take one layout only, so a transposed copy serves the backward pass; Blackwell's take any. Scales
     along rows (mxfp8, nvfp4) make the two copies differ everywhere.
     """
-    one = KEPT_BYTES[layout.plan.precision]
+    copy_bytes = KEPT_BYTES[layout.plan.precision]
     plain = layout.plan.precision in ("fp8", "fp8-current")
-    return one if plain and layout.cluster.gpu.generation in ("blackwell", "blackwell-ultra") else 2.0 * one
+    return (
+        copy_bytes if plain and layout.cluster.gpu.generation in ("blackwell", "blackwell-ultra") else 2.0 * copy_bytes
+    )
 
 
 def optimizer_price(
@@ -151,8 +153,8 @@ def optimizer_price(
     if plan.optimizer == "muon":
         # Newton-Schulz, five rounds: X X', its square, and the product with X. Six h FLOPs per weight each if square.
         h = layout.model.hidden_size
-        one = pricer.square_gemm(h)
-        price = price.plus(one.scaled(own * NEWTON_SCHULZ_ROUNDS * 3.0 / (h * h)))
+        product = pricer.square_gemm(h)
+        price = price.plus(product.scaled(own * NEWTON_SCHULZ_ROUNDS * 3.0 / (h * h)))
     if plan.offload_optimizer:
         host = layout.cluster.host
         away = own * plan.offload_optimizer

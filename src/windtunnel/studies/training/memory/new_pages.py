@@ -52,8 +52,8 @@ class _Rank:
         self.pieces, self.heap = pieces, heap
         self.counted = [0, 0, 0]
         width = layout.gradient_bytes
-        held = [pieces[int(v)] for v in schedule.virtual_stage[rank]]
-        self.weights = [int(width * value) for value in tensors_of(held)]
+        own_pieces = [pieces[int(v)] for v in schedule.virtual_stage[rank]]
+        self.weights = [int(width * value) for value in tensors_of(own_pieces)]
         self.moments = 2 if layout.plan.optimizer == "adam" else 1
         window = schedule.of_rank(rank)
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
@@ -84,10 +84,10 @@ class _Rank:
                 events = passes.later_backward
             else:
                 learned.add(stage)
-                kept = len(passes.backward) - passes.gradients
-                self._walk(passes.backward[:kept], chunks, stage, micro)
+                first_gradient = len(passes.backward) - passes.gradients
+                self._walk(passes.backward[:first_gradient], chunks, stage, micro)
                 self._count(1, by_micro, micro)
-                gradients += [chunks.pop((stage, micro, int(slot))) for slot in passes.backward[kept:, 0]]
+                gradients += [chunks.pop((stage, micro, int(slot))) for slot in passes.backward[first_gradient:, 0]]
                 continue
             self._walk(events, chunks, stage, micro)
             self._count(0 if forward else 1, by_micro, micro)

@@ -152,7 +152,9 @@ class _Line:
         for number in reversed(range(len(self.units))):
             parts.append(self._mapped(number, split[number].weights))
             parts.append(leaving.block(number))
-        rest = [self._mapped(number, tuple((slot, 0) for slot in one.rest)) for number, one in enumerate(split)]
+        rest = [
+            self._mapped(number, tuple((slot, 0) for slot in of_block.rest)) for number, of_block in enumerate(split)
+        ]
         return inputs, np.concatenate([*parts, leaving.root(), *rest, self._outputs(), leaving.end()])
 
     def _back(self, number: int, events: tuple[tuple[int, int], ...]) -> list[Events]:
@@ -165,10 +167,10 @@ class _Line:
         if not self.how.fsdp2:
             return [ahead, self._gather(number, number - 1), rest, self._there(number, -1)]
         first = self._flat(number) if number == len(self.units) - 1 else as_events([])
-        asked = self._flat(number - 1) if number and self.units[number - 1].gathered else as_events([])
+        next_flat = self._flat(number - 1) if number and self.units[number - 1].gathered else as_events([])
         wanted = bool(self.units[number].gathered)
         copied = [first, self._there(number), self._flat(number, -1)] if wanted else []
-        return [ahead, *copied, asked, rest, self._there(number, -1)]
+        return [ahead, *copied, next_flat, rest, self._there(number, -1)]
 
     def _flat(self, number: int, sign: int = 1) -> Events:
         size = self.units[number].flat if number >= 0 else 0
@@ -196,9 +198,9 @@ class _Line:
             self.tables[key] = (events, table[:, 0], np.where(table[:, 1] > 0, table[:, 1], -sizes[table[:, 0]]))
         _, own, changes = self.tables[key]
         slots = self.maps[number][own]
-        found = np.empty((len(slots), 2), np.int64)
-        found[:, 0], found[:, 1] = slots, changes
-        return found[~np.isin(slots, self.standing)] if self.standing else found
+        rows = np.empty((len(slots), 2), np.int64)
+        rows[:, 0], rows[:, 1] = slots, changes
+        return rows[~np.isin(slots, self.standing)] if self.standing else rows
 
 
 class _Leaving:

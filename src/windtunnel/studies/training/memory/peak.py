@@ -199,11 +199,11 @@ class _Ranks:
 
     def _draft(self, rank: int) -> tuple[dict[str, int], _Walk]:
         """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
-        held = self.held[rank]
-        state = self._state(held)
+        pieces = self.held[rank]
+        state = self._state(pieces)
         fresh = fresh_gradients(self.layout)
         walk = self._walk(rank)
-        updating = float(sum(self._updated(held)))
+        updating = float(sum(self._updated(pieces)))
         in_step = updating + (state.gradients if fresh else 0.0)
         if in_step > walk.peak:
             levels = walk.levels.copy()
@@ -212,7 +212,7 @@ class _Ranks:
         standing = 0.0 if fresh else state.gradients
         categories = {
             "parameters": state.parameters + walk.parameters,
-            "gradients": standing + walk.gradients + float(sum(self._buckets(held))),
+            "gradients": standing + walk.gradients + float(sum(self._buckets(pieces))),
             "optimizer": state.optimizer,
             "activations": walk.held,
             "workspace": walk.workspace,
@@ -254,18 +254,18 @@ class _Ranks:
 
     def _walk(self, rank: int) -> _Walk:
         """Through the rank's actions, to the one that holds the most."""
-        schedule, held = self.schedule, self.held[rank]
+        schedule, pieces = self.schedule, self.held[rank]
         adds, most, learned, learns = self.loads[:, schedule.of_rank(rank)]
         before = np.cumsum(adds) - adds
         gradients = np.cumsum(learns) - learns
         parameters = np.zeros(len(adds))
         if self.layout.shares_once:
-            sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in held]).T
+            sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in pieces]).T
             parameters = gathered_chunks(schedule, rank) @ sizes[0]
             gradients = (
                 gradients + summed_chunks(schedule, rank) @ sizes[1] + unmerged_chunks(schedule, rank) @ sizes[2]
             )
-        root = float(sum(piece.root_bytes for piece in held)) + self._buffers(rank)
+        root = float(sum(piece.root_bytes for piece in pieces)) + self._buffers(rank)
         during = before + most + gradients + parameters + root
         at = int(np.argmax(during))
         # What a pass leaves may come after its peak: no more of it is there than the peak holds besides gradients.
@@ -282,9 +282,11 @@ class _Ranks:
 
     def _buffers(self, rank: int) -> float:
         """Where every micro-batch's tensors from other ranks have buffers of their own."""
-        held = {int(v) for v in self.schedule.virtual_stage[rank]}
-        ends = [(v, v - 1) for v in held if v > 0] + [(v, v + 1) for v in held if v < len(self.pieces) - 1]
-        return self.schedule.micro_batches * sum(self.pieces[v].buffer_bytes for v, other in ends if other not in held)
+        places = {int(v) for v in self.schedule.virtual_stage[rank]}
+        ends = [(v, v - 1) for v in places if v > 0] + [(v, v + 1) for v in places if v < len(self.pieces) - 1]
+        return self.schedule.micro_batches * sum(
+            self.pieces[v].buffer_bytes for v, other in ends if other not in places
+        )
 
     @cached_property
     def reserved(self) -> list[int]:
@@ -335,34 +337,34 @@ class _Ranks:
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
         key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
         begins = np.flatnonzero(kind == Kind.FORWARD)
-        begun = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
-        wanted = np.isin(key, begun)
+        keys = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
+        wanted = np.isin(key, keys)
         rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
         return [(self.pieces[v].passes, Kind(k), name) for v, k, name in rows]
 
     def _resident(self, rank: int) -> Resident:
         """Tensors outside of passes."""
-        layout, held = self.layout, self.held[rank]
+        layout, pieces = self.layout, self.held[rank]
         plan, stage = layout.plan, layout.plan.zero_stage or 0
-        state = self._state(held)
-        weights = _weights(held)
+        state = self._state(pieces)
+        weights = _weights(pieces)
         whole = sum(weights) or 1.0
-        root = int(sum(piece.root_bytes for piece in held))
+        root = int(sum(piece.root_bytes for piece in pieces))
         moments = 2 if plan.optimizer == "adam" else 1
         master = 0.0 if plan.master_dtype == "bf16" or layout.habits.parameter_dtype == "fp32" else 4.0
         share = 1.0 - master / (master + moments * MOMENT_BYTES[plan.moments_dtype])
         made_later = state.optimizer * share / moments
-        units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
+        units = [sum(_weights([piece])) for piece in pieces] if stage == 3 else weights
         first = [int(state.parameters * unit / whole) for unit in units]
-        transient = self._updated(held)
+        transient = self._updated(pieces)
         if layout.habits.pure_precision:
             share, made_later = 1.0, state.optimizer / moments
         if layout.habits.pure_precision or (fresh_gradients(layout) and layout.micro_batches == 1):
             transient = [*(int(state.gradients * weight / whole) for weight in weights), *transient]
             state = replace(state, gradients=0.0)
-        first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
-        first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *self._buckets(held)]
-        first += [int(self._buffers(rank)), *self._pools(held)]
+        first += [int(size) for piece in pieces for size in (piece.whole_bytes, piece.summed_bytes)]
+        first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *self._buckets(pieces)]
+        first += [int(self._buffers(rank)), *self._pools(pieces)]
         return Resident(
             first=tuple(size for size in first if size > 0),
             optimizer=tuple(
@@ -378,12 +380,12 @@ class _Ranks:
         """
         if not self.layout.shares_once:
             return []
-        found = [int(self._held_state(pieces).gradients)]
+        pools = [int(self._held_state(pieces).gradients)]
         if not TRAITS[self.layout.schedule].has_runtime and self.keep.fsdp2:
             sizes = [block.dense_parameters + block.expert_parameters for piece in pieces for block in piece.blocks]
             whole = sum(piece.whole_bytes for piece in pieces) / max(1.0, sum(sizes))
-            found.append(int(whole * sum(sorted(sizes)[-2:])))
-        return found
+            pools.append(int(whole * sum(sorted(sizes)[-2:])))
+        return pools
 
     def _buckets(self, pieces: list[Piece]) -> list[int]:
         """Flat gradient buckets of DistributedDataParallel."""

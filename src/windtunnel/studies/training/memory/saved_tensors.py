@@ -172,11 +172,11 @@ def kept_products(operations: tuple[Operation, ...], compiled: bool) -> dict[str
     count = 0
     for op in linear:
         widths = _matrices(op, operations)
-        kept = 0.0
+        kept_width = 0.0
         for width in widths:
             count += 1
-            kept += width if count % 2 else 0.0
-        shares[op.name] = kept / sum(widths)
+            kept_width += width if count % 2 else 0.0
+        shares[op.name] = kept_width / sum(widths)
     if compiled and linear:
         shares[linear[-1].name] = 0.0
     return shares

@@ -72,9 +72,9 @@ def _warm_up(stages: int, chunks: int, group: int) -> NDArray[np.int64]:
 def chunks_in_flight(stages: int, micro_batches: int, chunks: int, group: int) -> NDArray[np.int64]:
     """int64[stages, chunks]: forward passes that a rank has done when its first backward pass begins."""
     size, width, first = _groups(stages, micro_batches, chunks, group)
-    begun = _warm_up(stages, chunks, group)[:, None, None] + 1
+    forwards = _warm_up(stages, chunks, group)[:, None, None] + 1
     start = first + width * np.arange(chunks)[:, None]  # [chunks, groups]
-    return np.asarray(np.clip(begun - start, 0, size).sum(axis=2), np.int64)
+    return np.asarray(np.clip(forwards - start, 0, size).sum(axis=2), np.int64)
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:

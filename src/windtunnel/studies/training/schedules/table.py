@@ -101,9 +101,9 @@ class Schedule:
 
     def _last_of(self, actions: Longs) -> Longs:
         """The last of these actions for each piece of each rank."""
-        found = np.full(self.stages * self.chunks, -1, np.int64)
-        found[self.rank[actions].astype(np.int64) * self.chunks + self.chunk[actions]] = actions
-        return _frozen(found.reshape(self.stages, self.chunks), np.int64)
+        last = np.full(self.stages * self.chunks, -1, np.int64)
+        last[self.rank[actions].astype(np.int64) * self.chunks + self.chunk[actions]] = actions
+        return _frozen(last.reshape(self.stages, self.chunks), np.int64)
 
     @cached_property
     def crossing(self) -> tuple[Longs, Longs]:

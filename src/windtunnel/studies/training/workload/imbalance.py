@@ -81,14 +81,14 @@ def packed(
         for lane in range(lanes):
             shares = attention_shares(lengths, layout, seed, first_sample + lane)
             per_lane.append(waited_shares(shares, tied)[::tied])
-        taken = (variants(np.stack(per_lane)) / nominal).astype(np.float32)  # [segments, lanes, units, micro-batches]
+        ratios = (variants(np.stack(per_lane)) / nominal).astype(np.float32)  # [segments, lanes, units, micro-batches]
 
         def draw(low: int, high: int, ops: NDArray[np.int64]) -> NDArray[np.float32]:
             factors = np.ones((high - low, len(ops), lanes), np.float32)
             rows = np.flatnonzero(micro_batch[ops] >= 0)
             own = ops[rows]
             for unit in range(low, high):
-                factors[unit - low, rows] = taken[step.graph.category[own], :, unit, micro_batch[own]]
+                factors[unit - low, rows] = ratios[step.graph.category[own], :, unit, micro_batch[own]]
             return factors
 
         return draw
@@ -124,5 +124,5 @@ def with_router(
     lost = layout.cluster.n_gpus * (1.0 - even_ns / makespan_ns) if makespan_ns else 0.0
     if disturbed is None:
         disturbed = Disturbed(even_ns, lost, layout.plan.pp, (layout.dp,), (), uneven.samples)
-    blame = sorted((*disturbed.blame, cost), key=lambda one: (-one.without_ns, -one.alone_ns, one.what))
+    blame = sorted((*disturbed.blame, cost), key=lambda cause: (-cause.without_ns, -cause.alone_ns, cause.what))
     return replace(disturbed, undisturbed_step_time_ns=even_ns, gpus_lost=lost, blame=tuple(blame))

@@ -83,10 +83,10 @@ def rank_loads_of(router: RouterLoad | None, layout: Layout) -> RankLoads:
         return RankLoads((1.0,) * n, (1.0,) * n, 1.0, (1.0, 0, 0))
     loads = np.stack([router.rank_loads(layer, ep) for layer in range(n)])
     hottest = loads.max(axis=1)
-    fullest, kept = hottest.copy(), _kept(layout)
-    held = layout.schedule_table().virtual_stage
-    for row in held:
-        layers = [layer for stage in row for layer in layout.virtual_layers[stage] if kept[layer]]
+    fullest, waits = hottest.copy(), _kept(layout)
+    virtual_stages = layout.schedule_table().virtual_stage
+    for row in virtual_stages:
+        layers = [layer for stage in row for layer in layout.virtual_layers[stage] if waits[layer]]
         rank = int(np.argmax(np.round(loads[layers].sum(axis=0), DIGITS)))
         fullest[layers] = loads[layers, rank]
     routed = [layer for layer in range(n) if router.shares[layer] is not None]
@@ -102,11 +102,11 @@ def rank_loads_of(router: RouterLoad | None, layout: Layout) -> RankLoads:
 def _kept(layout: Layout) -> list[bool]:
     """Whether a layer's activations wait on the GPU for its backward pass."""
     recomputed, offloaded = layout.plan.recompute_layers, layout.plan.offload_activations
-    kept = [layer >= offloaded for layer in range(layout.model.n_layers)]
+    waits = [layer >= offloaded for layer in range(layout.model.n_layers)]
     for layers in layout.virtual_layers:
         for layer in layers[:recomputed]:
-            kept[layer] = False
-    return kept
+            waits[layer] = False
+    return waits
 
 
 def _experts(model: Model) -> list[int]:

@@ -53,8 +53,8 @@ class AttentionVariants:
 
     def __call__(self, shares: NDArray[np.float64]) -> NDArray[np.int64]:
         """int64[segments, *shares.shape]; below the smallest share built, as there."""
-        found = np.stack([np.interp(shares, self.shares, row) for row in self.durations_ns])
-        return np.asarray(np.rint(found), np.int64)
+        durations = np.stack([np.interp(shares, self.shares, row) for row in self.durations_ns])
+        return np.asarray(np.rint(durations), np.int64)
 
 
 def read_lengths(path: str | Path) -> Lengths:

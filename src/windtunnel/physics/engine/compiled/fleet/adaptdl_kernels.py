@@ -121,13 +121,13 @@ def _gradient(m: Measured, which: int, batch: int, epoch: int) -> tuple[float, f
     if low < 0 or high < 0:
         return np.nan, np.nan
     first = app["statistics"] + epoch
-    one, two = m.statistics[first + (low - app["sizes"]) * app["longest"]], 0.0
+    lower, width = m.statistics[first + (low - app["sizes"]) * app["longest"]], 0.0
     if low == high:
-        return one[0], one[1]
-    other = m.statistics[first + (high - app["sizes"]) * app["longest"]]
-    two = m.sizes[high] - m.sizes[low]
+        return lower[0], lower[1]
+    upper = m.statistics[first + (high - app["sizes"]) * app["longest"]]
+    width = m.sizes[high] - m.sizes[low]
     share, rest = batch - m.sizes[low], m.sizes[high] - batch
-    return (share * other[0] + rest * one[0]) / two, (share * other[1] + rest * one[1]) / two
+    return (share * upper[0] + rest * lower[0]) / width, (share * upper[1] + rest * lower[1]) / width
 
 
 @njit(cache=True)
@@ -137,8 +137,8 @@ def most_gpus(m: Measured, state: State, row: int) -> int:
     app = m.apps[job["app"]]
     if app["one_gpu"]:
         return 1
-    tried: int = job["tried"]
-    return min(max(2 * tried, 1), MOST_GPUS, int(app["largest"] // app["smallest_local"]))
+    most_tried: int = job["tried"]
+    return min(max(2 * most_tried, 1), MOST_GPUS, int(app["largest"] // app["smallest_local"]))
 
 
 @njit(cache=True)
@@ -205,10 +205,10 @@ def rate(m: Measured, state: State, row: int) -> float:
         job["sqr"], job["var"], job["chosen"], job["tabled"] = sqr, var, 0, 0
     count = job["seen"]
     seen = state.seen[row]
-    known = False
+    is_seen = False
     for at in range(count):
-        known |= seen[at, 0] == job["nodes"] and seen[at, 1] == gpus and seen[at, 2] == atomic
-    if not known:
+        is_seen |= seen[at, 0] == job["nodes"] and seen[at, 1] == gpus and seen[at, 2] == atomic
+    if not is_seen:
         seen[count, 0], seen[count, 1], seen[count, 2], seen[count, 3], seen[count, 4] = (
             job["nodes"],
             gpus,

@@ -97,10 +97,10 @@ def _step(
         on += base[job, node] > 0
     for node in range(nodes):
         back &= base[job, node] <= room[node] and (on < 2 or base[job, node] == 0 or spans[node] == 0)
-    one, many = best[job, 0, min(alone, most[job])], best[job, 1, min(across, most[job])]
-    least: float = price[job, 0, one]
+    on_one, many = best[job, 0, min(alone, most[job])], best[job, 1, min(across, most[job])]
+    least: float = price[job, 0, on_one]
     if many > alone and price[job, 1, many] < least:
-        one, least = many, price[job, 1, many]
+        on_one, least = many, price[job, 1, many]
     if back and stay[job] <= least:
         rows[1] = base[job]
         for node in range(nodes):
@@ -108,7 +108,7 @@ def _step(
             spans[node] += on > 1 and base[job, node] > 0
         total += stay[job]
         return total
-    _placed(one, room, spans, rows[1])
+    _placed(on_one, room, spans, rows[1])
     return total + least
 
 
@@ -119,7 +119,7 @@ def allocate(base: Array, speedup: Array, factor: Array, most: Array, node_gpus:
     width = speedup.shape[2]
     price = np.empty((jobs, 2, width))  # inverse gain after a move
     best = np.empty((jobs, 2, width), np.int64)  # which number of GPUs, of so many or fewer, costs least
-    held, stay, now = np.zeros(jobs, np.int64), np.empty(jobs), np.empty(jobs)
+    gpus_of, stay, now = np.zeros(jobs, np.int64), np.empty(jobs), np.empty(jobs)
     free, wide = node_gpus.copy(), np.zeros(nodes, np.int64)
     for job in range(jobs):
         for across in range(2):
@@ -132,30 +132,30 @@ def allocate(base: Array, speedup: Array, factor: Array, most: Array, node_gpus:
         on = 0
         for node in range(nodes):
             x[job, node] = base[job, node]
-            held[job] += base[job, node]
+            gpus_of[job] += base[job, node]
             on += base[job, node] > 0
             free[node] -= base[job, node]
         if on > 1:
             for node in range(nodes):
                 wide[node] += base[job, node] > 0
-        stay[job] = now[job] = 1.0 / (speedup[job, int(on > 1), held[job]] * share + TINY)
+        stay[job] = now[job] = 1.0 / (speedup[job, int(on > 1), gpus_of[job]] * share + TINY)
     room, spans, rows = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.zeros((2, nodes), np.int64)
     while True:
         spare = free.sum()
         limit = -LEAST * now.sum()
-        found = (-2, 0, -1)
+        move = (-2, 0, -1)
         for other in range(-1, jobs):
-            if other == 0 and found[2] >= 0:
+            if other == 0 and move[2] >= 0:
                 break
-            for gpus in range(1 if other < 0 else held[other] + 1):
+            for gpus in range(1 if other < 0 else gpus_of[other] + 1):
                 loss, left = 0.0, spare
                 if other >= 0:
                     loss = min(price[other, 0, gpus], price[other, 1, gpus]) - now[other]
-                    left += held[other] - gpus
+                    left += gpus_of[other] - gpus
                 for job in range(jobs):
                     if job == other:
                         continue
-                    within = min(left + held[job], most[job])
+                    within = min(left + gpus_of[job], most[job])
                     least = min(price[job, 0, best[job, 0, within]], price[job, 1, best[job, 1, within]])
                     if loss + min(least, stay[job]) - now[job] >= limit:
                         continue
@@ -163,13 +163,13 @@ def allocate(base: Array, speedup: Array, factor: Array, most: Array, node_gpus:
                     change = _step(other, gpus, job, x, base, price, best, stay, most, room, spans, rows)
                     change -= now[job] + (now[other] if other >= 0 else 0.0)
                     if change < limit:
-                        limit, found = change, (other, gpus, job)
-        other, gpus, job = found
+                        limit, move = change, (other, gpus, job)
+        other, gpus, job = move
         if job < 0:
             return
         after = _step(other, gpus, job, x, base, price, best, stay, most, free, wide, rows)
         if other >= 0:
-            x[other], held[other] = rows[0], gpus
+            x[other], gpus_of[other] = rows[0], gpus
             now[other] = price[other, int((rows[0] > 0).sum() > 1), gpus]
             after -= now[other]
-        x[job], held[job], now[job] = rows[1], rows[1].sum(), after
+        x[job], gpus_of[job], now[job] = rows[1], rows[1].sum(), after

@@ -86,8 +86,8 @@ def level_up(jobs: Jobs, job: int, gpus: int) -> int:
     """The next level above `gpus`, or `gpus` itself at the top."""
     for at in range(jobs.levels[job]):
         if gpus < jobs.level[job, at] <= jobs.largest[job]:
-            found: int = jobs.level[job, at]
-            return found
+            higher: int = jobs.level[job, at]
+            return higher
     return gpus
 
 
@@ -132,24 +132,24 @@ def _insert(at: Line, time: float, gpus: int) -> int:
 
 
 @njit(cache=True)
-def _finish(end: float, real: float, before: int, known: bool, deadline: float, whole: bool, out: Plan) -> None:
-    """Close a plan: GPUs are `before` again from `end` on, unless the timeline before the job `known` that time."""
+def _finish(end: float, real: float, before: int, has_entry: bool, deadline: float, whole: bool, out: Plan) -> None:
+    """Close a plan: GPUs are `before` again from `end` on, unless the timeline before the job `has_entry` there."""
     n = out.free.used[0]
     _merge(out.free.time, out.given, n, True, out.allocations)
     out.end[0], out.end[1] = end, real
     out.in_time[0] = real <= deadline
     if not whole:
         return
-    if not known:
+    if not has_entry:
         place = _insert(out.free, end, before)
         out.free.gpus[place] = before
-    kept, last = 0, -1
+    count, last = 0, -1
     for at in range(out.free.used[0]):
         if out.free.gpus[at] != last:
-            out.free.time[kept] = out.free.time[at]
-            out.free.gpus[kept] = last = out.free.gpus[at]
-            kept += 1
-    out.free.used[0] = kept
+            out.free.time[count] = out.free.time[at]
+            out.free.gpus[count] = last = out.free.gpus[at]
+            count += 1
+    out.free.used[0] = count
 
 
 @njit(cache=True)
@@ -161,7 +161,7 @@ def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan
     level, rate = jobs.level[job], jobs.rate[job]
     bound = aligned(now, deadline, slot)
     n = free.used[0]
-    time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
+    time, after, allotment, before = out.free.time, out.free.gpus, out.given, out.before
     for at in range(n):
         time[at], after[at] = free.time[at], free.gpus[at]
         before[at] = free.gpus[at]  # as it was; -1 at a time that was no entry
@@ -175,28 +175,28 @@ def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan
             before[place] = -1
             n += 1
     for at in range(n):
-        given[at] = -1
+        allotment[at] = -1
     first = 0
     while time[first] < now:
         first += 1
-    given[first] = 0
+    allotment[first] = 0
     if assigned >= 0:
         gpus = level[assigned]
         later_at = first + 1
         while later_at < n and before[later_at] < 0:
             later_at += 1
         later = time[later_at] if later_at < n else max(bound, now)
-        given[first] = gpus
+        allotment[first] = gpus
         real = np.ceil(now + left / rate[assigned])
         end = aligned(now, real, slot)
         if later >= end and deadline >= real:
-            back, known = after[first], False
+            back, has_entry = after[first], False
             for at in range(n):
                 if before[at] >= 0 and now <= time[at] < end:
                     back = after[at]
                     after[at] -= gpus
-                known |= before[at] >= 0 and time[at] == end
-            _finish(end, real, back, known, deadline, whole, out)
+                has_entry |= before[at] >= 0 and time[at] == end
+            _finish(end, real, back, has_entry, deadline, whole, out)
             return
         lasts = (deadline if later == bound else later) - now
         if later_at == n and bound < now:
@@ -206,11 +206,11 @@ def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan
         while first < n and time[first] < later:
             first += 1
         first = min(first, n - 1)
-        given[first] = 0
+        allotment[first] = 0
     if jobs.as_released:
         for at in range(n):
-            if time[at] < bound and given[at] < 0:
-                given[at] = 0
+            if time[at] < bound and allotment[at] < 0:
+                allotment[at] = 0
     start = time[first]
     pick_of = out.pick
     for at in range(first, n):
@@ -231,8 +231,8 @@ def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan
         if time[at + 1] > bound:
             break
         pick = min(below, pick_of[at])
-        given[at] = level[pick] if pick >= 0 else 0
-        after[at] -= given[at]
+        allotment[at] = level[pick] if pick >= 0 else 0
+        after[at] -= allotment[at]
         if pick >= 0:
             left -= ((deadline if time[at + 1] == bound else time[at + 1]) - time[at]) * rate[pick]
     _late(jobs, job, n, max(bound, start), bound, left, assigned, whole, out)
@@ -272,15 +272,15 @@ def _forwards(
     out: Plan,
 ) -> None:
     """Lay a plan out that is in time: level `below` until `begin`, `top` from there on."""
-    time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
+    time, after, allotment, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
     end = real = jobs.now
     for at in range(first, n):
         if time[at] > bound:
             break
         pick = min(top if at >= begin else below, out.pick[at])
-        given[at] = level[pick] if pick >= 0 else 0
-        after[at] -= given[at]
+        allotment[at] = level[pick] if pick >= 0 else 0
+        after[at] -= allotment[at]
         last = at == n - 1 or time[at + 1] > bound
         if pick < 0 and not last:
             continue
@@ -292,13 +292,13 @@ def _forwards(
         rest = np.ceil(left / rate[pick if pick >= 0 else top])
         end, real = time[at] + aligned(0.0, rest, jobs.slot), time[at] + rest
         break
-    back, known = jobs.cluster, False
+    back, has_entry = jobs.cluster, False
     if whole:
         for at in range(n):
             if before[at] >= 0 and time[first] <= time[at] < end:
                 back = before[at]
-            known |= before[at] >= 0 and time[at] == end
-    _finish(end, real, back, known, deadline, whole, out)
+            has_entry |= before[at] >= 0 and time[at] == end
+    _finish(end, real, back, has_entry, deadline, whole, out)
 
 
 @njit(cache=True)
@@ -315,7 +315,7 @@ def _late(
 ) -> None:
     """Whatever is free after the deadline, until the job is done."""
     now, slot, cluster = jobs.now, jobs.slot, jobs.cluster
-    time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
+    time, after, allotment, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
     here = 0
     while here < n - 1 and time[here] < start:
@@ -324,28 +324,28 @@ def _late(
         if time[later_at] <= bound:
             continue
         pick = level_within(jobs, job, after[here])
-        given[here] = level[pick] if pick >= 0 else 0
+        allotment[here] = level[pick] if pick >= 0 else 0
         if pick >= 0:
             work = (time[later_at] - time[here]) * rate[pick]
             if work >= left:
                 real = np.ceil(time[here] + left / rate[pick])
                 end = aligned(now, real, slot)
-                back, known = after[here], False
+                back, has_entry = after[here], False
                 for at in range(n):
                     if bound <= time[at] < end and before[at] >= 0:
                         back = before[at]
                     if time[here] <= time[at] < end:
-                        after[at] -= given[here]
-                    known |= before[at] >= 0 and time[at] == end
-                _finish(end, real, back, known, deadline, whole, out)
+                        after[at] -= allotment[here]
+                    has_entry |= before[at] >= 0 and time[at] == end
+                _finish(end, real, back, has_entry, deadline, whole, out)
                 return
             left -= work
             for at in range(n):
                 if time[here] <= time[at] < time[later_at]:
-                    after[at] -= given[here]
+                    after[at] -= allotment[here]
         here = later_at
     pick = assigned if assigned >= 0 else level_within(jobs, job, min(cluster, jobs.largest[job]))
-    given[here] = level[pick]
+    allotment[here] = level[pick]
     real = np.ceil(time[here] + max(left, 0.0) / rate[pick])
     end = aligned(now, real, slot)
     after[here] = cluster - level[pick]

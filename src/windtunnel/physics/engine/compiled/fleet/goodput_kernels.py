@@ -185,15 +185,15 @@ def _bounds(array: Array, start: Array, low: Array, high: Array) -> None:
 
 
 @njit(cache=True)
-def fit(seen: Array, speed: Array, known: bool) -> None:
+def fit(seen: Array, speed: Array, has_fit: bool) -> None:
     """Fit `speed` (f64[7]) to steps seen: f64[n, 5] of nodes, GPUs, samples per GPU, step s and synchronisation s.
 
-    `known`: `speed` holds the fit to all but the last of them. What that had to fit too, and did not find to be almost
-    nothing, begins there.
+    `has_fit`: `speed` holds the fit to all but the last of them. What that had to fit too, and did not find to be
+    almost nothing, begins there.
     """
     n = len(seen)
     start, low, high = np.empty(7), np.empty(7), np.empty(7)
-    if known:
+    if has_fit:
         before, narrow, wide = np.empty(7), np.empty(7), np.empty(7)
         _bounds(seen[: n - 1], before, narrow, wide)
         _bounds(seen, start, low, high)
@@ -272,7 +272,7 @@ def best(
         if batch * worth * SURELY < top * least * (var + loss_per * batch):
             continue
         iteration = times * compute + (compute**c + network_c) ** (1 / c)
-        found = batch / iteration * (worth / (var + loss_per * batch)) if batch > 0 else 0.0
-        if found > top or (found == top and at < top_at):
-            top, top_at = found, at
+        goodput = batch / iteration * (worth / (var + loss_per * batch)) if batch > 0 else 0.0
+        if goodput > top or (goodput == top and at < top_at):
+            top, top_at = goodput, at
     return top, top_at

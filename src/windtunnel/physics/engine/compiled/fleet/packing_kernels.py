@@ -124,12 +124,12 @@ def score(policy: int, demand: Demand, which: int, nodes: Nodes, node: int) -> t
     free = 0
     for at in range(gpus):
         free += gpu_left[at]
-    asked = kind[2] * kind[3]
+    gpu_demand = kind[2] * kind[3]
     if policy == BEST_FIT:
-        return int(100.0 * (1.0 - ((cpu - kind[0]) / MOST_CPU + (free - asked) / MOST_GPU) / 2.0)), gpu
+        return int(100.0 * (1.0 - ((cpu - kind[0]) / MOST_CPU + (free - gpu_demand) / MOST_GPU) / 2.0)), gpu
     if policy == DOT_PRODUCT:
         return int(
-            100.0 * (1.0 - (cpu / MOST_CPU * (kind[0] / MOST_CPU) + free / MOST_GPU * (asked / MOST_GPU)) / 2.0)
+            100.0 * (1.0 - (cpu / MOST_CPU * (kind[0] / MOST_CPU) + free / MOST_GPU * (gpu_demand / MOST_GPU)) / 2.0)
         ), gpu
     if policy == GPU_PACKING:
         return (_packing_score(gpu_left, gpus, kind) if kind[2] > 0 else 0), gpu

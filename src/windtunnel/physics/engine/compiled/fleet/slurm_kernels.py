@@ -210,7 +210,7 @@ def order(now: Array, jobs: Array, priority: Array, queue: Array) -> None:
 
 @njit(cache=True)
 def _main(
-    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, queue: Array, held: Array, free: Array,
+    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, queue: Array, job_nodes: Array, free: Array,
     least: Array, spans: Array, first: Array, caps: Array, used: Array, many: int
 ) -> None:  # fmt: skip
     """Jobs in order, until each partition is stopped."""
@@ -226,7 +226,7 @@ def _main(
         units[:] = sets[partition] & left
         if fits(least[0], jobs[GPUS, job], units):
             nodes = choose(free[0], least[0], jobs[GPUS, job], units, sets[ours + SCRATCH], spans)
-            _begin(now, jobs, lists, held, free[0], least[0], spans, job, nodes)
+            _begin(now, jobs, lists, job_nodes, free[0], least[0], spans, job, nodes)
             _count(jobs, first, caps, used, job, 1)
             continue
         if now[NOW] - jobs[SUBMIT, job] < site[RESERVED_AFTER]:
@@ -268,17 +268,17 @@ def _turn(counts: Array, at: int, stamp: int, most: int) -> bool:
 
 @njit(cache=True)
 def _test(
-    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, held: Array, free: Array, least: Array,
+    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, job_nodes: Array, free: Array, least: Array,
     spans: Array, counts: Array, times: Array, steps: Array, job: int, many: int
 ) -> int:  # fmt: skip
     """A job may start now (0; its nodes are in `spans`), or reserves: how many steps of reserved nodes there are."""
     time, ours = now[NOW], site[PARTITIONS]
     units, limit, gpus = sets[jobs[PARTITION, job]], jobs[LIMIT, job], jobs[GPUS, job]
-    among, taken, busy, scratch = sets[ours + AMONG], sets[ours + TAKEN], sets[ours + BUSY], sets[ours + SCRATCH]
+    among, claim, busy, scratch = sets[ours + AMONG], sets[ours + TAKEN], sets[ours + BUSY], sets[ours + SCRATCH]
     kind = site[USERS] + site[LINES] + jobs[KIND, job]
     if counts[kind, 2] != now[STAMP]:
         counts[kind, 2] = now[STAMP]
-        counts[kind, 3] = future(now, 0, jobs, lists, held, free, least, gpus, units)
+        counts[kind, 3] = future(now, 0, jobs, lists, job_nodes, free, least, gpus, units)
     soonest, later = counts[kind, 3], time  # nobody of its kind can begin before, whatever is reserved
     if soonest < 0 or soonest > time + site[WINDOW]:
         return many
@@ -286,7 +286,7 @@ def _test(
         since = skip_to(times, steps, many, units, later, limit, soonest)
         later = next_change(times, steps, many, units, since, since + limit, among)
         never_held(times, steps, many, units, since, since + limit, among)
-        then = future(now, site[BATCH], jobs, lists, held, free, least, gpus, among)
+        then = future(now, site[BATCH], jobs, lists, job_nodes, free, least, gpus, among)
         if then < 0:
             continue
         row = 0 if then == time else 1
@@ -294,13 +294,13 @@ def _test(
             count_free(free[1], least[1], gpus)
         nodes = choose(free[row], least[row], gpus, among, scratch, spans)
         begin = max(then, since)
-        taken[:] = 0
+        claim[:] = 0
         for at in range(nodes):
-            taken[spans[2, at] // BITS] |= 1 << (spans[2, at] % BITS)
+            claim[spans[2, at] // BITS] |= 1 << (spans[2, at] % BITS)
         if begin <= time:
             clear = True
-            for word in range(len(taken)):
-                clear = clear and taken[word] & busy[word] == 0
+            for word in range(len(claim)):
+                clear = clear and claim[word] & busy[word] == 0
             if clear:
                 return 0
             begin, later = time + S_NS, -1
@@ -310,17 +310,17 @@ def _test(
             return many
         step = site[STEP]
         from_step, to_step = begin // step * step, (begin + limit) // step * step
-        if overlaps(times, steps, many, taken, from_step, to_step):
+        if overlaps(times, steps, many, claim, from_step, to_step):
             later = begin if begin > since else -1
             if later >= 0:
                 continue
-        return reserve(times, steps, many, taken, from_step, to_step)
+        return reserve(times, steps, many, claim, from_step, to_step)
     return many
 
 
 @njit(cache=True)
 def _backfill(
-    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, queue: Array, held: Array, free: Array,
+    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, queue: Array, job_nodes: Array, free: Array,
     least: Array, spans: Array, first: Array, caps: Array, used: Array, counts: Array, times: Array, steps: Array,
     queued: int
 ) -> None:  # fmt: skip
@@ -333,7 +333,7 @@ def _backfill(
     for number in range(now[COMPLETING]):
         job = lists[ENDING, number]
         for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-            busy[held[at] // BITS] |= 1 << (held[at] % BITS)
+            busy[job_nodes[at] // BITS] |= 1 << (job_nodes[at] % BITS)
     for at in range(queued):
         if tests >= site[DEPTH] or at > last:
             return
@@ -345,18 +345,20 @@ def _backfill(
         if not _turn(counts, site[USERS] + jobs[LINE, job], stamp, site[DEPTH_LINE]):
             continue
         tests += 1
-        found = _test(now, site, jobs, sets, lists, held, free, least, spans, counts, times, steps, job, many)
-        if found:
-            many = found
+        reserved_steps = _test(
+            now, site, jobs, sets, lists, job_nodes, free, least, spans, counts, times, steps, job, many
+        )
+        if reserved_steps:
+            many = reserved_steps
             continue
-        _begin(now, jobs, lists, held, free[0], least[0], spans, job, -(-jobs[GPUS, job] // site[PER_NODE]))
+        _begin(now, jobs, lists, job_nodes, free[0], least[0], spans, job, -(-jobs[GPUS, job] // site[PER_NODE]))
         _count(jobs, first, caps, used, job, 1)
         last = _last(now, site, jobs, sets, queue, least[0], counts, queued)
 
 
 @njit(cache=True)
 def _release(
-    now: Array, site: Array, jobs: Array, lists: Array, held: Array, free: Array, least: Array, first: Array,
+    now: Array, site: Array, jobs: Array, lists: Array, job_nodes: Array, free: Array, least: Array, first: Array,
     caps: Array, used: Array
 ) -> None:  # fmt: skip
     """Nodes of jobs that have ended are free, or complete."""
@@ -370,11 +372,11 @@ def _release(
             lists[FREED, now[COMPLETING]] = now[NOW] + site[COMPLETES]
             now[COMPLETING] += 1
         else:
-            give_back(jobs, held, free, least, job)
+            give_back(jobs, job_nodes, free, least, job)
     now[GIVEN] = 0
     due = 0
     while due < now[COMPLETING] and lists[FREED, due] <= now[NOW]:
-        give_back(jobs, held, free, least, lists[ENDING, due])
+        give_back(jobs, job_nodes, free, least, lists[ENDING, due])
         due += 1
     if due:
         now[CHANGED] = 1
@@ -387,11 +389,11 @@ def _release(
 @njit(cache=True)
 def _ask_again(now: Array, site: Array, jobs: Array, lists: Array, queue: Array, queued: int) -> None:
     """Those that started leave the queue; when the next decision is due though nothing happens."""
-    kept, wake, time = 0, NEVER, now[NOW]
+    n_left, wake, time = 0, NEVER, now[NOW]
     for at in range(queued):
         if jobs[START, queue[at]] < 0:
-            queue[kept] = queue[at]
-            kept += 1
+            queue[n_left] = queue[at]
+            n_left += 1
     if queued and now[CHANGED]:
         wake = time - time % site[INTERVAL] + site[INTERVAL]
     for at in range(now[COMPLETING] if queued else 0):
@@ -432,7 +434,7 @@ def _next(now: Array, jobs: Array, priority: Array, lists: Array, queue: Array) 
 
 @njit(cache=True)
 def run(
-    now: Array, site: Array, jobs: Array, priority: Array, sets: Array, lists: Array, queue: Array, held: Array,
+    now: Array, site: Array, jobs: Array, priority: Array, sets: Array, lists: Array, queue: Array, job_nodes: Array,
     free: Array, least: Array, spans: Array, first: Array, caps: Array, used: Array, counts: Array, times: Array,
     steps: Array
 ) -> int:  # fmt: skip
@@ -441,7 +443,7 @@ def run(
         if now[RUNNING] + now[WAITING] == 0:
             continue
         if now[TICKED] == 0:
-            _release(now, site, jobs, lists, held, free[0], least[0], first, caps, used)
+            _release(now, site, jobs, lists, job_nodes, free[0], least[0], first, caps, used)
             tick = now[NOW] - now[NOW] % site[EVERY] if site[EVERY] else now[CALCULATED]
             if now[CALCULATED] != tick:
                 now[CALCULATED] = tick
@@ -452,12 +454,12 @@ def run(
         if queued:
             passes = now[NOW] % site[INTERVAL] == 0 and now[CHANGED] != 0
             if not site[DEFERRED]:
-                _main(now, site, jobs, sets, lists, queue, held, free, least, spans, first, caps, used, queued)
+                _main(now, site, jobs, sets, lists, queue, job_nodes, free, least, spans, first, caps, used, queued)
             if passes:
                 now[CHANGED] = 0
                 _backfill(
-                    now, site, jobs, sets, lists, queue, held, free, least, spans, first, caps, used, counts, times,
-                    steps, queued
+                    now, site, jobs, sets, lists, queue, job_nodes, free, least, spans, first, caps, used, counts,
+                    times, steps, queued
                 )  # fmt: skip
         _ask_again(now, site, jobs, lists, queue, queued)
     return DONE

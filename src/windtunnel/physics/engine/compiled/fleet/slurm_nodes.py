@@ -154,11 +154,11 @@ def count_free(free: Array, least: Array, gpus: int) -> None:
 
 
 @njit(cache=True)
-def give_back(jobs: Array, held: Array, free: Array, least: Array, job: int) -> None:
+def give_back(jobs: Array, job_nodes: Array, free: Array, least: Array, job: int) -> None:
     """The GPUs of a job are free."""
     per_node, left = len(least) - 1, jobs[GPUS, job]
     for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-        node, count = held[at], min(left, per_node)
+        node, count = job_nodes[at], min(left, per_node)
         set_free(free, least, node, free[node] + count)
         left -= count
 
@@ -175,7 +175,15 @@ def _on(jobs: Array, array: Array, job: int, among: Array) -> bool:
 
 @njit(cache=True)
 def future(
-    now: Array, batch: int, jobs: Array, lists: Array, held: Array, free: Array, least: Array, gpus: int, among: Array
+    now: Array,
+    batch: int,
+    jobs: Array,
+    lists: Array,
+    job_nodes: Array,
+    free: Array,
+    least: Array,
+    gpus: int,
+    among: Array,
 ) -> int:
     """When a job fits on these nodes, if those that run end at their limits, some at once; -1: never.
 
@@ -193,12 +201,12 @@ def future(
     if nodes < whole + (rest > 0):
         return -1
     free[1] = free[0]
-    window, barrier, at, done, last, begun = batch, 0, 0, 0, 0, False
+    window, barrier, at, done, last, has_barrier = batch, 0, 0, 0, 0, False
     while True:
         job, end = -1, NEVER
-        while at < now[RUNNING] and not _on(jobs, held, lists[BY_LIMIT, at], among):
+        while at < now[RUNNING] and not _on(jobs, job_nodes, lists[BY_LIMIT, at], among):
             at += 1
-        while done < now[COMPLETING] and not _on(jobs, held, lists[ENDING, done], among):
+        while done < now[COMPLETING] and not _on(jobs, job_nodes, lists[ENDING, done], among):
             done += 1
         if at < now[RUNNING]:
             job = lists[BY_LIMIT, at]
@@ -206,8 +214,8 @@ def future(
         completes = done < now[COMPLETING] and lists[FREED, done] < end
         if completes:
             job, end = lists[ENDING, done], lists[FREED, done]
-        if job < 0 or (begun and end > barrier + window):
-            if begun and idle >= whole and (rest == 0 or some > whole):
+        if job < 0 or (has_barrier and end > barrier + window):
+            if has_barrier and idle >= whole and (rest == 0 or some > whole):
                 return int(max(last, now[NOW] + S_NS))
             if job < 0:
                 return -1
@@ -217,12 +225,12 @@ def future(
                     window *= 2
                 else:
                     barrier = end
-        elif not begun:
-            begun = True
+        elif not has_barrier:
+            has_barrier = True
             barrier = end + (window - end % window if window else 0)
         left = jobs[GPUS, job]
         for place in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-            node, count = held[place], min(left, per_node)
+            node, count = job_nodes[place], min(left, per_node)
             left -= count
             free[1, node] += count
             if (among[node // BITS] >> (node % BITS)) & 1:

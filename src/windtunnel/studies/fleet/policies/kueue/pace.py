@@ -63,7 +63,7 @@ def paced(policy: Rules, board: Board, state: State) -> Iterator[Move]:
 def _heads(policy: Rules, board: Board, state: State) -> list[Running]:
     """The first job of each queue that is not parked."""
     assert state.pace is not None
-    found: dict[str, Running] = {}
+    heads: dict[str, Running] = {}
     parked, nothing = state.pace.parked, set[Hashable]()
     for key, line in board.lines.items():
         if not line or not isinstance(key, tuple) or not key[0]:
@@ -74,13 +74,13 @@ def _heads(policy: Rules, board: Board, state: State) -> list[Running]:
             first = None if key in aside[0] or key in aside[1] else line[0][1]
         else:
             first = next((job for _, job in line if job.index not in aside[0] and job.index not in aside[1]), None)
-        if first is not None and (queue not in found or first.rank < found[queue].rank):
-            found[queue] = first
+        if first is not None and (queue not in heads or first.rank < heads[queue].rank):
+            heads[queue] = first
     for queue, index in state.pace.ahead.items():
-        if queue in found and found[queue].index != index:
+        if queue in heads and heads[queue].index != index:
             waiting = (job for line in board.lines.values() for _, job in line if job.index == index)
-            found[queue] = next(waiting, found[queue])
-    return list(found.values())
+            heads[queue] = next(waiting, heads[queue])
+    return list(heads.values())
 
 
 def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> Generator[Move, None, int | None]:
@@ -90,8 +90,8 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
     at_ns = board.moment.ns
     wrote = False
     fitted = {job.index for job in heads if job.gpus <= queues[job.queue].available}
-    taken: set[int] = set()  # victims of this cycle
-    kept: list[tuple[Node, int]] = []
+    stopping: set[int] = set()  # victims of this cycle
+    reserved: list[tuple[Node, int]] = []
     refused: list[tuple[Running, int, str]] = []  # what it lacks, and under which root it is parked
     for job in policy.in_turn(heads, state.books):
         node = queues[job.queue]
@@ -108,7 +108,7 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
             yield job, placement
             continue
         victims = [] if waits or job.index in fitted else policy.victims(job, state)
-        if (job.index in fitted and not waits) or any(each.index in taken for each in victims):
+        if (job.index in fitted and not waits) or any(each.index in stopping for each in victims):
             refused.append((job, NO_LONGER, ""))
             continue
         for victim in victims:
@@ -117,20 +117,20 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
                 wrote = True
         if victims:
             waits |= {each.index for each in victims}
-            taken |= waits
+            stopping |= waits
             at_ns = max(at_ns, *(pace.stops_ns[index] for index in waits))
             pace.ahead[job.queue] = job.index
         room = job.gpus if waits else policy.kept(job, node)
         if room > 0:
             node.add(room)
-            kept.append((node, room))
+            reserved.append((node, room))
         if not waits:
             refused.append((job, job.gpus - node.available - max(room, 0), root_of(node)))
-    for node, room in kept:
+    for node, room in reserved:
         node.add(-room)
     for job, lacks, root in refused:
         if lacks != NO_LONGER:
-            _forget(job, pace, said=True)
+            _forget(job, pace, keeps_written=True)
             if not policy.quotas[job.queue].strict:
                 key = policy.line(job) if policy.hashing else job.index
                 pace.parked.setdefault(root, set()).add(key)
@@ -141,10 +141,10 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
     return at_ns if wrote else None
 
 
-def _forget(job: Running, pace: Pace, *, said: bool = False) -> None:
-    """A job stops no others any more; `said`: what was written of it stays."""
+def _forget(job: Running, pace: Pace, *, keeps_written: bool = False) -> None:
+    """A job stops no others any more; `keeps_written`: what was written of it stays."""
     pace.awaited.pop(job.index, None)
     if pace.ahead.get(job.queue) == job.index:
         del pace.ahead[job.queue]
-    if not said:
+    if not keeps_written:
         pace.written.pop(job.index, None)

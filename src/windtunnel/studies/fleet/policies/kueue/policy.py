@@ -48,7 +48,7 @@ class Kueue(Rules):
         yield from self._without_queue(waiting.pop("", []), board)
         queues = state.books.queues
         while heads := _heads(waiting):
-            kept: list[tuple[Node, int]] = []  # in this cycle for jobs that others may take it from
+            reserved: list[tuple[Node, int]] = []  # in this cycle for jobs that others may take it from
             for job in self.in_turn(list(heads), state.books):
                 node, placement = queues[job.queue], None
                 for victim in self.victims(job, state):
@@ -65,10 +65,10 @@ class Kueue(Rules):
                 room = self.kept(job, node)
                 if room > 0:
                     node.add(room)
-                    kept.append((node, room))
+                    reserved.append((node, room))
                 if self.quotas[job.queue].strict:
                     waiting[job.queue].clear()
-            for node, room in kept:
+            for node, room in reserved:
                 node.add(-room)
         board.given.clear()
 
@@ -121,13 +121,13 @@ class Kueue(Rules):
 
 def _heads(waiting: Mapping[str, Sequence[Line]]) -> dict[Running, Line]:
     """The first job of each queue, and its line."""
-    found = {}
+    line_of = {}
     for lines in waiting.values():
         heads = [(job.rank, line, job) for line in lines if (job := line.head) is not None]
         if heads:
             _, line, job = min(heads, key=lambda each: each[0])
-            found[job] = line
-    return found
+            line_of[job] = line
+    return line_of
 
 
 POLICY = Traits(

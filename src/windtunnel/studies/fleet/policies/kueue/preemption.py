@@ -80,9 +80,9 @@ class Preemption:
     def _of_others(self, job: Running) -> tuple[list[Candidate], list[Candidate]]:
         """Those over whom the job has the advantage of the tree, and the others."""
         quota, node = self.quotas[job.queue], self.books.queues[job.queue]
-        found: tuple[list[Candidate], list[Candidate]] = [], []
+        candidates: tuple[list[Candidate], list[Candidate]] = [], []
         if node.parent is None or quota.reclaim == "Never":
-            return found
+            return candidates
         advantage, skip = node.used + job.gpus <= node.quota, node
         gpus = max(job.gpus - max(node.local - node.used, 0), 0)
         for cohort in node.above():
@@ -92,13 +92,13 @@ class Preemption:
                 for other in self.running.get(queue.name, {}).values():
                     if quota.reclaim == WHOEVER or other.priority < job.priority:
                         alone = not advantage and not self._while_borrowing(job, other)
-                        found[not advantage].append(Candidate(other, cohort, alone))
+                        candidates[not advantage].append(Candidate(other, cohort, alone))
             advantage = advantage or cohort.used + gpus <= cohort.quota
             gpus = max(gpus - max(cohort.local - cohort.used, 0), 0)
             skip = cohort
-        for each in found:
+        for each in candidates:
             each.sort(key=lambda candidate: order(candidate.job))
-        return found
+        return candidates
 
     def _borrowing(self, cohort: Node, skip: Node) -> Iterator[Node]:
         """Queues below a cohort that use more than their quota, in subtrees that do."""
@@ -156,8 +156,8 @@ class Preemption:
         strategy: str,
     ) -> bool:  # fmt: skip
         """By one strategy; who does not pass it goes to `again`. Returns whether the job fits."""
-        node, gone = self.books.queues[job.queue], set[str]()
-        while (queue := self._next(node, left, gone)) is not None:
+        node, exhausted = self.books.queues[job.queue], set[str]()
+        while (queue := self._next(node, left, exhausted)) is not None:
             candidates = left[queue.name]
             if queue is node or node.used <= node.quota:  # its own, or what its nominal quota is owed
                 self._remove(candidates.pop(0), stopped)
@@ -181,8 +181,8 @@ class Preemption:
 
     def _second(self, job: Running, again: dict[str, list[Running]], stopped: list[Running]) -> bool:
         """One of each queue, where the share stays below what theirs was."""
-        node, gone = self.books.queues[job.queue], set[str]()
-        while (queue := self._next(node, again, gone)) is not None:
+        node, exhausted = self.books.queues[job.queue], set[str]()
+        while (queue := self._next(node, again, exhausted)) is not None:
             ours, theirs = self._branches(node, queue)
             if ours.share < theirs.share:
                 self._remove(again[queue.name].pop(0), stopped)
@@ -191,20 +191,20 @@ class Preemption:
             again[queue.name] = []
         return False
 
-    def _next(self, node: Node, left: Mapping[str, list[Running]], gone: set[str]) -> Node | None:
+    def _next(self, node: Node, left: Mapping[str, list[Running]], exhausted: set[str]) -> Node | None:
         """The queue to look at next: the largest share, from the root down."""
         if node.parent is None:
             return node if left.get(node.name) else None
         path = [*node.above()]
         root = path[-1]
-        while root.name not in gone:
-            found = self._largest(root, node, path, left, gone)
-            if found is not None:
-                return found
+        while root.name not in exhausted:
+            queue = self._largest(root, node, path, left, exhausted)
+            if queue is not None:
+                return queue
         return None
 
     def _largest(
-        self, cohort: Node, node: Node, path: Sequence[Node], left: Mapping[str, list[Running]], gone: set[str]
+        self, cohort: Node, node: Node, path: Sequence[Node], left: Mapping[str, list[Running]], exhausted: set[str]
     ) -> Node | None:
         best: Node | None = None
         for queue in cohort.queues:
@@ -219,17 +219,17 @@ class Preemption:
                 best = queue
         inner: Node | None = None
         for each in cohort.cohorts:
-            if each.name in gone:
+            if each.name in exhausted:
                 continue
             if not each.borrows and each not in path:
-                gone.add(each.name)
+                exhausted.add(each.name)
             elif inner is None or each.share >= inner.share:
                 inner = each
         if best is None and inner is None:
-            gone.add(cohort.name)
+            exhausted.add(cohort.name)
             return None
         if inner is not None and (best is None or inner.share >= best.share):
-            return self._largest(inner, node, path, left, gone)
+            return self._largest(inner, node, path, left, exhausted)
         return best
 
     @staticmethod

@@ -82,7 +82,7 @@ class Rules(Lines):
         if node is books.queues.get(node.name):
             return heads.get(node.name)
         best: tuple[Share, Rank] | None = None
-        found: Running | None = None
+        choice: Running | None = None
         for child in (*node.cohorts, *node.queues):
             job = self._first(child, heads, books)
             if job is None:
@@ -92,8 +92,8 @@ class Rules(Lines):
             turn = child.share, self.rank(job)
             queue.add(-job.gpus)
             if best is None or turn < best:
-                best, found = turn, job
-        return found
+                best, choice = turn, job
+        return choice
 
     def victims(self, job: Running, state: State) -> list[Running]:
         """The jobs that are stopped for this one; none where it fits, or where stopping all would not do."""

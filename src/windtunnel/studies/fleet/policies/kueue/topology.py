@@ -37,7 +37,7 @@ class Topology:
         """Which level is called so, from 0 at the top; None: there is none."""
         if name in NODE:
             return len(self.levels) - 1
-        return next((at for at, (known, _) in enumerate(self.levels) if known == name), None)
+        return next((at for at, (label, _) in enumerate(self.levels) if label == name), None)
 
     def why_not(self, topology: str) -> str:
         """What is wrong with a job's request, in words that follow the job; empty where nothing is."""
@@ -53,15 +53,15 @@ class Topology:
         self, gpus: Sequence[int], owners: Sequence[Owner], nodes: int, per_node: int
     ) -> Iterator[tuple[int, str]]:
         """Jobs that cannot be placed even where nothing else runs, and why."""
-        known: dict[tuple[int, str, int], str] = {}
+        reasons: dict[tuple[int, str, int], str] = {}
         for at, (wide, owner) in enumerate(zip(gpus, owners, strict=True)):
             key = wide, owner.topology, owner.pod_gpus
-            if owner.topology and wide > 0 and key not in known:
-                known[key] = self.why_not(owner.topology)
-                if not known[key] and self.place(wide, owner, [per_node] * nodes, per_node) is None:
-                    known[key] = f"asks {wide} GPUs with the topology {owner.topology!r}: they fit in no such domain"
-            if known.get(key):
-                yield at, known[key]
+            if owner.topology and wide > 0 and key not in reasons:
+                reasons[key] = self.why_not(owner.topology)
+                if not reasons[key] and self.place(wide, owner, [per_node] * nodes, per_node) is None:
+                    reasons[key] = f"asks {wide} GPUs with the topology {owner.topology!r}: they fit in no such domain"
+            if reasons.get(key):
+                yield at, reasons[key]
 
     def place(self, gpus: int, owner: Owner, free: Sequence[int], per_node: int) -> Placement | None:
         """Nodes and GPUs for a job; None where they do not fit. Its last pod may be smaller than the others."""
@@ -85,7 +85,7 @@ class Topology:
             inner = {number * apart + at for _, number in chosen for at in range(apart)}
             chosen = _few((domain for domain in self._domains(below, rooms) if domain[1] in inner), pods, least=False)
             assert chosen is not None
-        counts = {number: taken * each for taken, number in chosen}
+        counts = {number: n_pods * each for n_pods, number in chosen}
         counts[chosen[-1][1]] -= pods * each - gpus
         return tuple(sorted(counts.items()))
 

@@ -71,17 +71,17 @@ class Backfill:
                 continue
             begin_ns, placed = max(fits[0], since_ns), fits[1].choose(job.gpus, among)
             assert placed is not None
-            taken = mask_of(node for node, _ in placed)
-            if begin_ns <= self.now_ns and not taken & self.busy:
+            claim = mask_of(node for node, _ in placed)
+            if begin_ns <= self.now_ns and not claim & self.busy:
                 yield self.start(job, placed, self.board, self.state)
                 self.last, self.future = self._last(), self._foreseen()
                 return
             if begin_ns <= self.now_ns:
                 begin_ns, later_ns = self.now_ns + S_NS, None
-            later_ns = self._reserve(job, taken, (begin_ns, begin_ns + limit_ns), since_ns, later_ns)
+            later_ns = self._reserve(job, claim, (begin_ns, begin_ns + limit_ns), since_ns, later_ns)
 
     def _reserve(
-        self, job: Running, taken: int, span_ns: tuple[int, int], since_ns: int, later_ns: int | None
+        self, job: Running, claim: int, span_ns: tuple[int, int], since_ns: int, later_ns: int | None
     ) -> int | None:
         """Nodes are held for a job; returns from when on to try again, None: no more."""
         begin_ns, end_ns = span_ns
@@ -92,9 +92,9 @@ class Backfill:
             return None
         step_ns = max(round(self.rules.resolution_s * NS), 1)
         first_ns, last_ns = begin_ns // step_ns * step_ns, end_ns // step_ns * step_ns
-        if begin_ns > since_ns and self.space.overlaps(taken, first_ns, last_ns):
+        if begin_ns > since_ns and self.space.overlaps(claim, first_ns, last_ns):
             return begin_ns
-        self.space.reserve(first_ns, last_ns, taken)
+        self.space.reserve(first_ns, last_ns, claim)
         return None
 
     def _instead_of(self, job: Running, stopped: list[Running], among: int, limit_ns: int) -> Iterator[Move]:

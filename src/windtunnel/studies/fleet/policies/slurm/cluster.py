@@ -102,9 +102,9 @@ class Cluster:
     names: tuple[str, ...] = ()  # of the nodes
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 
-    def partition(self, asked: str) -> Partition | None:
+    def partition(self, names: str) -> Partition | None:
         """The partition of a job's log: the first that is known of several; None where there is none."""
-        for name in asked.split(","):
+        for name in names.split(","):
             if name in self.partitions:
                 return self.partitions[name]
         return self.partitions.get(self.default_partition)

@@ -90,11 +90,11 @@ def read_conf(path: Path) -> Cluster:
         elif words[kind] == "DEFAULT":
             usual[kind] |= words
         elif kind == "nodename":
-            said = usual[kind] | words
-            each = sum(int(count) for count in GPUS.findall(said.get("gres", ""))), _cpus(said)
-            nodes |= dict.fromkeys(hosts(said[kind]), each)
-            for feature in filter(None, said.get("feature", said.get("features", "")).split(",")):
-                features.setdefault(feature, []).extend(hosts(said[kind]))
+            entry = usual[kind] | words
+            each = sum(int(count) for count in GPUS.findall(entry.get("gres", ""))), _cpus(entry)
+            nodes |= dict.fromkeys(hosts(entry[kind]), each)
+            for feature in filter(None, entry.get("feature", entry.get("features", "")).split(",")):
+                features.setdefault(feature, []).extend(hosts(entry[kind]))
             if len(nodes) > NODES_MOST:
                 raise InputFileError(path, f"names more than {NODES_MOST:,} nodes", "mend the ranges of NodeName")
         else:
@@ -112,7 +112,7 @@ def read_conf(path: Path) -> Cluster:
         name: [*hosts(words.get("nodes", "")), *features.get(words.get("feature", ""), ())]
         for name, words in sets.items()
     }
-    made = [_partition(words, bit, groups) for words in partitions]
+    partition_list = [_partition(words, bit, groups) for words in partitions]
     default = next((words["partitionname"] for words in partitions if words.get("default", "").upper() == "YES"), "")
     parameters = dict(re.findall(r"(\w+)(?:=([^,]*))?", settings.get("schedulerparameters", "")))
     every = _time_s(settings.get("prioritycalcperiod", ""))
@@ -123,8 +123,8 @@ def read_conf(path: Path) -> Cluster:
         names=tuple(names),
         per_node=sizes.pop(),
         cpus=sum(nodes[name][1] for name in names),
-        partitions={partition.name: partition for partition in made},
-        default_partition=default or (made[0].name if made else ""),
+        partitions={partition.name: partition for partition in partition_list},
+        default_partition=default or (partition_list[0].name if partition_list else ""),
         multifactor="multifactor" in settings.get("prioritytype", "basic"),
         weights=_weights(settings),
         most_age_s=Cluster.most_age_s if age is None else age,
@@ -244,8 +244,8 @@ def _weights(settings: Mapping[str, str]) -> Weights:
 
 def _parameters(entry: Mapping[str, str]) -> dict[str, float]:
     """The policy's settings, by its own names."""
-    found = {name: _whole(entry[key], 0) * unit for key, (name, unit) in PARAMETERS.items() if entry.get(key)}
-    return found | {name: 1.0 for key, name in FLAGS.items() if name and key in entry}
+    settings = {name: _whole(entry[key], 0) * unit for key, (name, unit) in PARAMETERS.items() if entry.get(key)}
+    return settings | {name: 1.0 for key, name in FLAGS.items() if name and key in entry}
 
 
 def _mode(text: str) -> str:
@@ -255,8 +255,8 @@ def _mode(text: str) -> str:
 def _cpus(words: Mapping[str, str]) -> int:
     if "cpus" in words:
         return _whole(words["cpus"], 1)
-    found = [_whole(words.get(key, "1"), 1) for key in ("sockets", "corespersocket", "threadspercore")]
-    return found[0] * found[1] * found[2]
+    counts = [_whole(words.get(key, "1"), 1) for key in ("sockets", "corespersocket", "threadspercore")]
+    return counts[0] * counts[1] * counts[2]
 
 
 def _gpus(row: Mapping[str, str], *names: str) -> int | None:

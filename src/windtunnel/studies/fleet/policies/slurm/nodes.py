@@ -27,10 +27,10 @@ def bits(mask: int) -> Iterator[int]:
 
 def mask_of(nodes: Iterable[int]) -> int:
     """Their bits."""
-    made = 0
+    mask = 0
     for node in nodes:
-        made |= 1 << node
-    return made
+        mask |= 1 << node
+    return mask
 
 
 class Free:
@@ -47,9 +47,9 @@ class Free:
 
     def copy(self) -> Free:
         """Another that changes by itself."""
-        made = Free([], self.per_node)
-        made.gpus, made.at_least = self.gpus.copy(), self.at_least.copy()
-        return made
+        other = Free([], self.per_node)
+        other.gpus, other.at_least = self.gpus.copy(), self.at_least.copy()
+        return other
 
     def set(self, node: int, count: int) -> None:
         """A node has so many."""
@@ -83,11 +83,11 @@ class Free:
         if not self.fits(gpus, among):
             return None
         whole, rest = divmod(gpus, self.per_node)
-        taken = _neighbours(self.at_least[self.per_node] & among, whole) if whole else []
-        placement = tuple((node, self.per_node) for node in taken)
+        nodes = _neighbours(self.at_least[self.per_node] & among, whole) if whole else []
+        placement = tuple((node, self.per_node) for node in nodes)
         if not rest:
             return placement
-        return (*placement, (self._one(rest, among & ~mask_of(taken)), rest))
+        return (*placement, (self._one(rest, among & ~mask_of(nodes)), rest))
 
     def _one(self, rest: int, among: int) -> int:
         """The node for less than a node."""
@@ -115,15 +115,15 @@ def _runs(mask: int) -> Iterator[tuple[int, int]]:
 def _neighbours(mask: int, count: int) -> list[int]:
     """So many nodes of a mask."""
     runs = list(_runs(mask))
-    taken: list[int] = []
-    while len(taken) < count:
-        left = count - len(taken)
+    nodes: list[int] = []
+    while len(nodes) < count:
+        left = count - len(nodes)
         enough = [run for run in runs if run[1] - run[0] + 1 >= left]
         size = min if enough else max
         run = size(enough or runs, key=lambda each: each[1] - each[0])
         runs.remove(run)
-        taken += range(run[0], min(run[1], run[0] + left - 1) + 1)
-    return taken
+        nodes += range(run[0], min(run[1], run[0] + left - 1) + 1)
+    return nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +149,12 @@ class Future:
             return self.now_ns, self.free
         if among not in self.known:
             self.known[among] = [], self._batches(among)
-        met, more = self.known[among]
-        for each in met:
+        moments, more = self.known[among]
+        for each in moments:
             if each[1].fits(gpus, among):
                 return each
         for each in more:
-            met.append(each)
+            moments.append(each)
             if each[1].fits(gpus, among):
                 return each
         return None

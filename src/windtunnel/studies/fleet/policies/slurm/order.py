@@ -34,8 +34,8 @@ class Fairness:
         """Usage decays, that of running jobs is added, and users are ranked."""
         decay = per_second(cluster)
         if self.last_ns is not None:
-            kept = decay ** ((now_ns - self.last_ns) / NS)
-            self.usage = {key: used * kept for key, used in self.usage.items()}
+            remaining = decay ** ((now_ns - self.last_ns) / NS)
+            self.usage = {key: used * remaining for key, used in self.usage.items()}
             for job in running.values():
                 key = job.owner.account, job.owner.user
                 lasted_s = (now_ns - max(job.placed_ns, self.last_ns)) / NS
@@ -111,17 +111,17 @@ def levels(cluster: Cluster) -> dict[str, int]:
     """How far above others a QOS stands by whom it may preempt."""
     if cluster.preempts_by != "qos":
         return {}
-    found: dict[str, int] = {}
+    level_of: dict[str, int] = {}
 
     def level(name: str, seen: frozenset[str]) -> int:
-        if name not in found:
+        if name not in level_of:
             below = [stop for stop in cluster.qos[name].stops if stop in cluster.qos and stop not in seen]
-            found[name] = 1 + max((level(word, seen | {name}) for word in below), default=-1)
-        return found[name]
+            level_of[name] = 1 + max((level(word, seen | {name}) for word in below), default=-1)
+        return level_of[name]
 
     for name in cluster.qos:
         level(name, frozenset({name}))
-    return found
+    return level_of
 
 
 @dataclass(frozen=True)

@@ -180,12 +180,12 @@ class Slurm(Rules, Lines):
         if not self.per_node:
             self._count(board, state)
         elif board.touched:
-            held: dict[int, int] = {}
+            completing: dict[int, int] = {}
             for _, placement in state.completing:
                 for node, count in placement:
-                    held[node] = held.get(node, 0) + count
+                    completing[node] = completing.get(node, 0) + count
             for node in board.touched:
-                state.free.set(node, board.free[node] - held.get(node, 0))
+                state.free.set(node, board.free[node] - completing.get(node, 0))
         board.touched.clear()
 
     def _free(self, units: Placement, board: Board, state: State) -> None:
@@ -198,15 +198,15 @@ class Slurm(Rules, Lines):
         """Units that are gone or back, where GPUs are a count."""
         completing = sum(count for _, placement in state.completing for _, count in placement)
         usable = state.free.at_least[1].bit_count()
-        gone = usable + completing - board.free_gpus
-        if gone > 0:
-            for node in list(bits(state.free.at_least[1]))[:gone]:
+        missing = usable + completing - board.free_gpus
+        if missing > 0:
+            for node in list(bits(state.free.at_least[1]))[:missing]:
                 state.free.set(node, 0)
-        elif gone < 0:
+        elif missing < 0:
             gone_before = [node for node, count in enumerate(state.free.gpus) if not count]
-            held = {node for _, _, units in state.placed.values() for node, _ in units}
-            held |= {node for _, units in state.completing for node, _ in units}
-            for node in [node for node in gone_before if node not in held][:-gone]:
+            in_use = {node for _, _, units in state.placed.values() for node, _ in units}
+            in_use |= {node for _, units in state.completing for node, _ in units}
+            for node in [node for node in gone_before if node not in in_use][:-missing]:
                 state.free.set(node, 1)
 
     def _take(self, job: Running, placement: Placement, units: Placement, state: State) -> None:

@@ -31,19 +31,19 @@ def victims(cluster: Cluster, job: Running, among: int, board: Board, state: Sta
                 break
         if placed is None:
             return []
-        taken = mask_of(node for node, _ in placed)
+        claim = mask_of(node for node, _ in placed)
         tries += 1
         if tries > REORDERS or len(candidates) <= tries:
             break
         last, before = removed[-1], removed[:-1]
         shared = {
-            other.index: (mask_of(node for node, _ in state_units(other, state)) & taken).bit_count()
+            other.index: (mask_of(node for node, _ in state_units(other, state)) & claim).bit_count()
             for other in before
         }
         before.sort(key=lambda other: -shared[other.index])
         candidates = [last, *before, *candidates[len(removed) :]]
     state.preempting.add(job.index)
-    return [other for other in removed if mask_of(node for node, _ in state_units(other, state)) & taken]
+    return [other for other in removed if mask_of(node for node, _ in state_units(other, state)) & claim]
 
 
 def _may_stop(cluster: Cluster, job: Running, other: Running, board: Board, state: State) -> bool:

@@ -74,7 +74,7 @@ class Rules:
         """What a job counts against."""
         if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
             return []
-        owner, found = job.owner, list[Held]()
+        owner, budgets = job.owner, list[Held]()
 
         def add(prefix: str, limits: Limits) -> None:
             for name, gpus, jobs in (
@@ -83,7 +83,7 @@ class Rules:
                 (f"{prefix} account {owner.account}", limits.account_gpus, limits.account_jobs),
             ):
                 if gpus is not None or jobs is not None:
-                    found.append((name, gpus, jobs))
+                    budgets.append((name, gpus, jobs))
 
         qos = self.cluster.qos.get(owner.qos)
         if qos is not None:
@@ -100,7 +100,7 @@ class Rules:
             limits = self._accounts[account].limits
             add(f"account {account}", Limits(gpus=limits.gpus, jobs=limits.jobs))
             account = self._accounts[account].parent
-        return found
+        return budgets
 
     def allowed(self, job: Running, state: State) -> bool:
         """Whether limits let it run now."""

@@ -71,8 +71,8 @@ def run_whole(policy: Rules, jobs: list[Running], nodes: int) -> None:
 
 def numbers(values: Iterable[Hashable]) -> Ints:
     """A number for each distinct value, by first appearance."""
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
+    number_of: dict[Hashable, int] = {}
+    return np.array([number_of.setdefault(value, len(number_of)) for value in values], np.int64)
 
 
 def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Array]:
@@ -124,7 +124,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         "sets": masks,
         "lists": np.zeros((5, nodes * per_node + 1), np.int64),
         "queue": np.zeros(len(order), np.int64),
-        "held": np.zeros(int(table[places.FIRST, -1]), np.int64),
+        "job_nodes": np.zeros(int(table[places.FIRST, -1]), np.int64),
         "free": np.full((2, nodes), per_node, np.int64),
         "least": np.array([[masks[-5]] * (per_node + 1)] * 2, np.int64),
         "spans": np.zeros((3, nodes), np.int64),

@@ -113,8 +113,8 @@ class Gathers:
     def _shared(self, parameters: Sequence[tuple[float, float]]) -> list[tuple[float, str]]:
         """Parameters with the group that shards them, where there are any and anybody to share with."""
         dense, experts = (sum(counts) for counts in zip(*parameters, strict=True)) if parameters else (0.0, 0.0)
-        held = ((dense, "dp"), (experts, "edp"))
-        return [(count, group) for count, group in held if count and self._build.pricer.layout.group(group).size > 1]
+        groups = ((dense, "dp"), (experts, "edp"))
+        return [(count, group) for count, group in groups if count and self._build.pricer.layout.group(group).size > 1]
 
     def _fetch(self, blocks: Sequence[Block], after: Sequence[int]) -> list[int]:
         ops = []

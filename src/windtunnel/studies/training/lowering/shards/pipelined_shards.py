@@ -56,9 +56,9 @@ def summed_chunks(schedule: Schedule, rank: int) -> NDArray[np.bool_]:
     kind, chunk = schedule.kind[window], schedule.chunk[window]
     makes = ((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))[:, None]
     makes = makes & (chunk[:, None] == np.arange(schedule.chunks))
-    begun = np.logical_or.accumulate(makes, axis=0)
+    so_far = np.logical_or.accumulate(makes, axis=0)
     to_come = np.logical_or.accumulate(makes[::-1], axis=0)[::-1]
-    there: NDArray[np.bool_] = begun & to_come
+    there: NDArray[np.bool_] = so_far & to_come
     return there
 
 
@@ -67,8 +67,8 @@ def fetches(schedule: Schedule, rank: int) -> list[Fetch]:
     there, ahead = gathered_chunks(schedule, rank), _next_use(schedule, rank)
     new = there.copy()
     new[1:] &= ~there[:-1]
-    found = [Fetch(int(before), int(ahead[before, chunk]), int(chunk)) for before, chunk in np.argwhere(new)]
-    return sorted(found)
+    gathers = [Fetch(int(before), int(ahead[before, chunk]), int(chunk)) for before, chunk in np.argwhere(new)]
+    return sorted(gathers)
 
 
 def unmerged_chunks(schedule: Schedule, rank: int) -> NDArray[np.bool_]:
@@ -81,10 +81,10 @@ def unmerged_chunks(schedule: Schedule, rank: int) -> NDArray[np.bool_]:
     kind, chunk = schedule.kind[window], schedule.chunk[window]
     own = chunk[:, None] == np.arange(schedule.chunks)
     place = np.arange(1, len(kind) + 1)[:, None]
-    made, merged = (
+    last_made, merged = (
         np.maximum.accumulate(np.where(np.isin(kind, kinds)[:, None] & own, place, 0))
         for kinds in ((Kind.BACKWARD_WEIGHT,), (Kind.BACKWARD_INPUT, Kind.BACKWARD))
     )
     there: NDArray[np.bool_] = np.zeros(own.shape, bool)
-    there[1:] = (made > merged)[:-1]
+    there[1:] = (last_made > merged)[:-1]
     return there

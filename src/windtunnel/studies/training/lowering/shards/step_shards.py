@@ -128,7 +128,7 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
         if not by_torch:
             fetched = list({fetch.chunk: fetch for fetch in reversed(fetched)}.values())
         todo += [(begin + fetch.before, "gather", fetch.chunk, begin + fetch.used) for fetch in fetched]
-        for place, gather, chunk, used in sorted(todo, key=lambda one: (one[0], one[1], one[3])):
+        for place, gather, chunk, used in sorted(todo, key=lambda task: (task[0], task[1], task[3])):
             piece = build.piece(rank, chunk)
             name, kind = ("gather parameters", "all_gather") if gather else ("reduce gradients", "reduce_scatter")
             count = int(buckets.count[rank, chunk]) if gather and layer_by_layer else 1
@@ -142,8 +142,8 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
                 (op,) = _buckets(build, name, kind, piece, count, widths[kind], rank, times=1)
                 if op < 0:
                     continue
-                for one in begins if number == 0 else ():
-                    build.ops.wait(following, one)
+                for earlier in begins if number == 0 else ():
+                    build.ops.wait(following, earlier)
                 if gather:
                     build.ops.wait(int(actions.first[used]) + number, op)
                 elif place < end and waits:

@@ -79,16 +79,16 @@ class Autograd:
     def keep_new(self, *sizes: float) -> list[int]:
         """New tensors that only the backward reads."""
         slots = [self.w.new(size) for size in sizes]
-        held = self.keep(*slots)
+        saved = self.keep(*slots)
         self.w.drop(*slots)
-        return held
+        return saved
 
-    def back_to(self, source: str, size: float, held: list[int]) -> Backward:
-        """One gradient of that size for `source`, after which `held` and what came in go."""
+    def back_to(self, source: str, size: float, saved: list[int]) -> Backward:
+        """One gradient of that size for `source`, after which `saved` and what came in go."""
 
         def back(gradient: int) -> None:
             out = self.w.new(size)
-            self.w.drop(gradient, *held)
+            self.w.drop(gradient, *saved)
             self.give(source, out)
 
         return back

@@ -14,14 +14,14 @@ def _nothing(run: Autograd, op: Operation) -> Backward:
 
 def _linear(run: Autograd, op: Operation) -> Backward:
     source = op.reads[0]
-    held = run.keep(run.value[source])
+    saved = run.keep(run.value[source])
     size = run.w.size[run.value[source]]
     run.out(op)
 
     def back(gradient: int) -> None:
-        weight = run.learn(op.weight_elements, gradient, held, linear=True)
+        weight = run.learn(op.weight_elements, gradient, saved, linear=True)
         out = run.w.new(size)
-        run.w.drop(*held, gradient)
+        run.w.drop(*saved, gradient)
         run.learned(weight)
         run.give(source, out, view=op.kind == "gemm")
 
@@ -34,16 +34,16 @@ def _attention(run: Autograd, op: Operation) -> Backward:
     sources = [run.value[name] for name in op.reads]
     sizes = [run.w.size[slot] for slot in sources]
     rows = op.output_bytes / (run.style.width * op.shape[6])
-    held = run.keep(*sources)
+    saved = run.keep(*sources)
     out = run.out(op)
-    held += run.keep(out) + run.keep_new(FP32 * rows)
+    saved += run.keep(out) + run.keep_new(FP32 * rows)
 
     def back(gradient: int) -> None:
         # On a GPU the queries' gradient is summed in fp32.
         summed = [] if run.style.cpu else [run.w.new(sizes[0] * FP32 / run.style.width)]
-        made = [run.w.new(size) for size in sizes]
-        run.w.drop(*summed, *held, gradient)
-        for name, slot in zip(op.reads, made, strict=True):
+        gradients = [run.w.new(size) for size in sizes]
+        run.w.drop(*summed, *saved, gradient)
+        for name, slot in zip(op.reads, gradients, strict=True):
             run.give(name, slot)
 
     return back
@@ -54,10 +54,10 @@ def _products(run: Autograd, op: Operation) -> Backward:
     width = run.style.width
     scores, query, value = (width * batch * heads * s * size for size in (s, d, dv))
     sizes = [run.w.size[run.value[name]] for name in op.reads]
-    held = run.keep_new(query) + run.keep_new(query) + run.keep_new(value)
+    saved = run.keep_new(query) + run.keep_new(query) + run.keep_new(value)
     run.passing(scores, scores)  # the products, and with the mask
     run.passing(scores, scores, scores / width)  # softmax, where there is no key
-    held += run.keep_new(scores)
+    saved += run.keep_new(scores)
     run.out(op)
 
     def back(gradient: int) -> None:
@@ -66,10 +66,10 @@ def _products(run: Autograd, op: Operation) -> Backward:
         second = run.w.new(scores)
         run.w.drop(first, gradient)
         third = [run.w.new(query), run.w.new(query)]
-        run.w.drop(second, *held)
-        made = [run.w.new(size) for size in sizes]
+        run.w.drop(second, *saved)
+        gradients = [run.w.new(size) for size in sizes]
         run.w.drop(wide, *third)
-        for name, slot in zip(op.reads, made, strict=True):
+        for name, slot in zip(op.reads, gradients, strict=True):
             run.give(name, slot)
 
     return back
@@ -79,13 +79,13 @@ def _one_kernel_norm(run: Autograd, op: Operation) -> Backward:
     source = op.reads[0]
     assert op.timed is not None
     size = run.w.size[run.value[source]]
-    held = run.keep(run.value[source]) + run.keep_new(2 * FP32 * op.timed.rows)
+    saved = run.keep(run.value[source]) + run.keep_new(2 * FP32 * op.timed.rows)
     run.out(op)
 
     def back(gradient: int) -> None:
         out = run.w.new(size)
         weight = run.learn(op.weight_elements, gradient)
-        run.w.drop(*held, gradient)
+        run.w.drop(*saved, gradient)
         run.learned(weight)
         run.give(source, out)
 
@@ -100,11 +100,11 @@ def _rms_norm(run: Autograd, op: Operation) -> Backward:
     size, whole = w.size[run.value[source]], FP32 * op.timed.rows * op.timed.width
     upcast = run.style.width < FP32
     x = w.new(whole) if upcast else run.value[source]
-    held = run.keep(x)
+    saved = run.keep(x)
     statistics = run.keep_new(FP32 * op.timed.rows)
     run.passing(whole)  # its square
     normal = w.new(whole)
-    held_normal = run.keep(normal)
+    saved_normal = run.keep(normal)
     scaled = w.new(whole) if upcast else -1
     run.out(op)
     w.drop(normal, *([x, scaled] if upcast else []))
@@ -113,14 +113,14 @@ def _rms_norm(run: Autograd, op: Operation) -> Backward:
         wide = w.moved(gradient, whole) if upcast else gradient
         by_normal, by_weight = w.new(whole), w.new(whole)
         weight = run.learn(op.weight_elements, gradient)
-        w.drop(wide, *held_normal, by_weight)
+        w.drop(wide, *saved_normal, by_weight)
         run.learned(weight)
         straight, by_row = w.new(whole), w.new(whole)
         w.drop(by_row, by_normal)
         if not upcast:
             run.give(source, straight)
         mean, square, twice, product = w.new(whole), w.new(whole), w.new(whole), w.new(whole)
-        w.drop(mean, square, twice, *held, *statistics)
+        w.drop(mean, square, twice, *saved, *statistics)
         if upcast:
             w.drop(product)
             product = w.moved(straight, size)
@@ -172,21 +172,21 @@ def _add(run: Autograd, op: Operation) -> Backward:
 def _gated(run: Autograd, op: Operation) -> Backward:
     w, (gate, up) = run.w, op.reads
     size = w.size[run.value[gate]]
-    held = run.keep(run.value[up])
-    held_gate = run.keep(run.value[gate])
+    saved = run.keep(run.value[up])
+    saved_gate = run.keep(run.value[gate])
     if run.style.compiled:
         run.out(op)
     else:
         silu = w.new(size)
-        held += run.keep(silu)
+        saved += run.keep(silu)
         run.out(op)
         w.drop(silu)
 
     def back(gradient: int) -> None:
         by_up, by_silu = w.new(size), w.new(size)
-        w.drop(gradient, *held)
+        w.drop(gradient, *saved)
         by_gate = by_silu if run.style.compiled else w.moved(by_silu, size)
-        w.drop(*held_gate)
+        w.drop(*saved_gate)
         run.give(up, by_up)
         run.give(gate, by_gate)
 
@@ -196,9 +196,9 @@ def _gated(run: Autograd, op: Operation) -> Backward:
 def _ungated(run: Autograd, op: Operation) -> Backward:
     source = op.reads[0]
     size = run.w.size[run.value[source]]
-    held = run.keep(run.value[source])
+    saved = run.keep(run.value[source])
     run.out(op)
-    return run.back_to(source, size, held)
+    return run.back_to(source, size, saved)
 
 
 def _embedding(run: Autograd, op: Operation) -> Backward:
@@ -220,14 +220,14 @@ def _loss(run: Autograd, op: Operation) -> Backward:
     size, whole = w.size[run.value[source]], FP32 * op.timed.rows * op.timed.width
     upcast = run.style.width < FP32
     wide = [w.new(whole)] if upcast else []
-    held = run.keep_new(whole)
+    saved = run.keep_new(whole)
     w.drop(*wide)
     run.value[op.name] = -1
 
     def back(gradient: int) -> None:
         picked = w.new(whole)
         out = w.new(whole)
-        w.drop(picked, *held)
+        w.drop(picked, *saved)
         run.give(source, w.moved(out, size) if upcast else out)
 
     return back

@@ -11,12 +11,12 @@ def choose(run: Autograd, op: Operation) -> Backward:
     w, source = run.w, op.reads[0]
     assert op.timed is not None
     size, picks = w.size[run.value[source]], op.output_bytes / run.style.width
-    held = run.keep_new(FP32 * op.timed.rows * op.timed.width, (2 * FP32 + INDEX) * picks)
+    saved = run.keep_new(FP32 * op.timed.rows * op.timed.width, (2 * FP32 + INDEX) * picks)
     run.out(op)
 
     def back(gradient: int) -> None:
         run.passing(FP32 * picks, size * FP32 / run.style.width)
-        w.drop(gradient, *held)
+        w.drop(gradient, *saved)
         run.give(source, w.new(size))
 
     return back
@@ -27,9 +27,9 @@ def gather(run: Autograd, op: Operation) -> Backward:
     source = op.reads[0]
     assert op.timed is not None
     size = run.w.size[run.value[source]]
-    held = run.keep_new(2 * INDEX * op.timed.rows)
+    saved = run.keep_new(2 * INDEX * op.timed.rows)
     run.out(op)
-    return run.back_to(source, size, held)
+    return run.back_to(source, size, saved)
 
 
 def weigh(run: Autograd, op: Operation) -> Backward:
@@ -37,12 +37,12 @@ def weigh(run: Autograd, op: Operation) -> Backward:
     w, (rows, scores) = run.w, op.reads
     assert op.timed is not None
     of_scores = w.size[run.value[scores]]
-    held = run.keep(run.value[rows]) + run.keep_new(run.style.width * op.timed.rows)
+    saved = run.keep(run.value[rows]) + run.keep_new(run.style.width * op.timed.rows)
     run.out(op)
 
     def back(gradient: int) -> None:
         by_scores, by_rows = w.new(w.size[gradient]), w.new(w.size[gradient])
-        w.drop(by_rows, gradient, *held)
+        w.drop(by_rows, gradient, *saved)
         run.give(rows, by_scores)
         run.give(scores, w.new(of_scores))
 
@@ -53,7 +53,7 @@ def scatter(run: Autograd, op: Operation) -> Backward:
     """Adds one expert's rows to the sum of all, in place; only the first has to make it."""
     w, (rows, *sums) = run.w, op.reads
     size = w.size[run.value[rows]]
-    held = run.keep(run.value[rows])  # for its shape alone
+    saved = run.keep(run.value[rows])  # for its shape alone
     if sums:
         run.value[op.name] = w.hold(run.value[sums[0]])
     else:
@@ -61,7 +61,7 @@ def scatter(run: Autograd, op: Operation) -> Backward:
 
     def back(gradient: int) -> None:
         run.give(rows, w.new(size))
-        w.drop(*held)
+        w.drop(*saved)
         if sums:
             run.give(sums[0], gradient)
         else:

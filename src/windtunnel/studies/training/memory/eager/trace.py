@@ -46,8 +46,8 @@ def write_plain(
     else:
         autograd = Autograd(writer, style, later, table_bytes)
         output = autograd.forward(run, rule_of)
-        kept = {slot for slot in autograd.kept if slot != output}
-        away = sorted(kept) if offload else []
+        saved = {slot for slot in autograd.kept if slot != output}
+        away = sorted(saved) if offload else []
         forward = writer.events + [(slot, 0) for slot in away]
         writer.events = [(slot, writer.size[slot]) for slot in away]
     incoming = writer.reserve(writer.size[output]) if output >= 0 else -1
@@ -55,5 +55,5 @@ def write_plain(
     if recompute:
         writer.drop(INPUT)
     sizes = tuple(writer.size[slot] for slot in range(writer.slots))
-    made = tuple(writer.gradients), tuple(writer.learners)
-    return Tape(tuple(forward), tuple(writer.events), sizes, output, incoming, outgoing, *made)
+    learning = tuple(writer.gradients), tuple(writer.learners)
+    return Tape(tuple(forward), tuple(writer.events), sizes, output, incoming, outgoing, *learning)
