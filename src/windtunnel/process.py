@@ -106,10 +106,10 @@ def signals_after_a_fork() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
+        for late in received:
+            signal.raise_signal(late)
 
 
 @contextmanager
