@@ -158,7 +158,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _taken(flags: Flags, *names: str) -> tuple[list[str | None], Flags]:
+def _take(flags: Flags, *names: str) -> tuple[list[str | None], Flags]:
     """The last value of each of these flags, and the flags without them."""
     last = {name: value for name, value in flags if name in names}
     return [last.get(name) for name in names], [flag for flag in flags if flag[0] not in names]
@@ -172,15 +172,15 @@ def _of_serve(places: list[str], flags: Flags) -> Mode:
     if places and places[0].endswith((".yaml", ".yml")):
         return places[0], ["serve", "pool"], places, flags
     if "--real" in names:
-        (model,), flags = _taken(flags, "--real")
+        (model,), flags = _take(flags, "--real")
         return "--real", ["serve", "real"], [model or ""], flags
     if "--listen" in names:
-        (address,), flags = _taken(flags, "--listen")
+        (address,), flags = _take(flags, "--listen")
         # A number of requests meant nothing there.
         flags = [(name, value) for name, value in flags if name != "--requests" or not (value or "").isdigit()]
         return "--listen", ["serve", "listen"], [*places, address or ""], flags
     if "--spot" in names:
-        (machines,), flags = _taken(flags, "--spot")
+        (machines,), flags = _take(flags, "--spot")
         flags = [("--policy" if name == "--spot-policy" else name, value) for name, value in flags]
         return "--spot", ["serve", "spot"], [*places, machines or ""], flags
     if "--search" in names:
@@ -189,7 +189,7 @@ def _of_serve(places: list[str], flags: Flags) -> Mode:
             flags = [flag for flag in flags if flag[0] not in LAYOUT]
         return "--search", ["serve", "plan"], places, flags
     if "--goodput" in names:
-        return "--goodput", ["serve", "plan"], places, _taken(flags, "--goodput")[1]
+        return "--goodput", ["serve", "plan"], places, _take(flags, "--goodput")[1]
     return "", ["serve"], places, flags
 
 
@@ -197,11 +197,11 @@ def _of_fleet(places: list[str], flags: Flags) -> Mode:
     cluster = next((value or "" for name, value in flags if name == "--cluster"), "")
     names = {name for name, _ in flags}
     if "--live" in names:
-        (jobs,), flags = _taken(flags, "--live")
+        (jobs,), flags = _take(flags, "--live")
         flags = [("--out" if name == "--live-folder" else name, value) for name, value in flags]
         return "--live", ["fleet", "live"], [*places, jobs or ""], flags
     if "--when" in names:
-        (job,), flags = _taken(flags, "--when")
+        (job,), flags = _take(flags, "--when")
         return "--when", ["fleet", "when"], [*places, job or ""], flags
     if cluster.lower().endswith(".csv"):
         return cluster, ["fleet", "pack"], places, flags

@@ -69,11 +69,11 @@ def question_of_command(line: str) -> Question:
     for verb in sorted(QUESTIONS, key=len, reverse=True):  # `serve plan` before `serve`
         parts = verb.split()
         if program == "windtunnel" and words[: len(parts)] == parts:
-            return _asked(verb, renamed(verb, words[len(parts) :]))
+            return _question(verb, renamed(verb, words[len(parts) :]))
     raise UserError("it does not say by which question it was made")
 
 
-def _asked(verb: str, words: list[str]) -> Question:
+def _question(verb: str, words: list[str]) -> Question:
     kind = question_class(verb)
     names: dict[str, str] = {}
     for name, (first, *_) in flag_fields(kind).items():

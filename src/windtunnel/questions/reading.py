@@ -92,7 +92,7 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     from pydantic import ValidationError
 
     try:
-        plain_data = _settled(kind, data, field)
+        plain_data = _spelled_out(kind, data, field)
         text = json.dumps(plain_data, allow_nan=False)
         part = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -105,7 +105,7 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     return part
 
 
-def _settled(part: type, data: object, path: str) -> dict[str, object]:
+def _spelled_out(part: type, data: object, path: str) -> dict[str, object]:
     """Plain data with the words of parts spelled out, their fields by their own names and the members of unions named.
 
     Raises SpecError for a key that is not known.
@@ -135,7 +135,7 @@ def _settled(part: type, data: object, path: str) -> dict[str, object]:
                     raise SpecError(prefix + field.path, value, "give a mapping of `key: value` lines")
                 member = pick(field.members, value, prefix + field.path)
                 value = {inner: entry for inner, entry in value.items() if inner != "kind"}
-            value = _settled(member, value, prefix + field.path)
+            value = _spelled_out(member, value, prefix + field.path)
             value = {kind_of(member): value} if field.members else value
         plain_data[field.path] = value
     return plain_data

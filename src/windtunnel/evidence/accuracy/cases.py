@@ -79,7 +79,7 @@ def _case(row: Row) -> Case:
     framework = wording.framework_of(row)
     model, assumed = _model(row)
     cluster, fabric_notes = cluster_of(row)
-    row_fields, assumptions, unread = _known(row, framework, model)
+    row_fields, assumptions, unread = _plan_fields(row, framework, model)
     row_fields["precision"], instead = _able(str(row_fields["precision"]), cluster)
     if instead:
         row_fields["fp8_parameters"] = None if row_fields["precision"] == "bf16" else row_fields["fp8_parameters"]
@@ -125,11 +125,11 @@ def _model(row: Row) -> tuple[Model, str | None]:
     """The row's model, and what had to be assumed of it."""
     from windtunnel.physics.model import FAMILIES
 
-    if row.hidden is None and _named(row):
+    if row.hidden is None and _catalogue_name(row):
         return _shipped(row), "sizes not stated, taken from the catalogue's model of that name"
     _need(row, "hidden", "layers", "heads", "ffn", "vocab", "seq_len")
     family = wording.family_of(row)
-    if _named(row) and (not row.model_family or family not in FAMILIES):
+    if _catalogue_name(row) and (not row.model_family or family not in FAMILIES):
         try:
             return _shipped(row), None
         except UnreadableError:
@@ -171,7 +171,7 @@ def _from_numbers(row: Row, family: str, tied: bool | None) -> Model:
     )
 
 
-def _named(row: Row) -> str | None:
+def _catalogue_name(row: Row) -> str | None:
     """The catalogue's name of the row's model; None where it has none."""
     from windtunnel.physics.model import catalogue_names
 
@@ -187,7 +187,7 @@ def _shipped(row: Row) -> Model:
     """The catalogue's model of that name, for families that plain numbers cannot describe (MLA, mixed layers)."""
     from windtunnel.physics.model import load_model
 
-    name = _named(row)
+    name = _catalogue_name(row)
     assert name is not None  # has been asked
     model = load_model(name).with_changes(mtp_layers=0)  # trained where the row says so
     last = model.layers[-1]  # of the repeated kind; DeepSeek's first ones are dense
@@ -206,7 +206,7 @@ def _shipped(row: Row) -> Model:
     )
 
 
-def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
+def _plan_fields(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
     """Plan fields that the row settles, what had to be assumed for that, and which cells are not understood."""
     _need(row, "tp", "pp", "n_gpus", "seq_len", "precision", "global_batch")
     assumptions = _check_batch(row)

@@ -57,7 +57,7 @@ def run_validation(
     reasons = [_left_out(row, level, source) for row in rows]
     wanted = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
     if predict is None:
-        outcomes = in_order(_one, wanted, progress, workers)
+        outcomes = in_order(_predict_row, wanted, progress, workers)
     else:
         outcomes = in_order(lambda row: outcome_of(row, predict), wanted, progress)
     filled = [
@@ -77,7 +77,7 @@ def _left_out(row: Row, level: str | None, source: str | None) -> str:
     return ""
 
 
-def _one(row: Row) -> Outcome:
+def _predict_row(row: Row) -> Outcome:
     from windtunnel.studies.training.predict import predict
 
     return outcome_of(row, predict)

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:
-        return _mistake(_said(error))
+        return _mistake(_message(error))
     except UserError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def _forget_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _said(error: CycloptsError) -> str:
+def _message(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError):
         return _not_given(error)
     if isinstance(error, UnusedCliTokensError):

@@ -186,7 +186,7 @@ def answer_tag(question: RunsTag) -> Listed:
         run, equals, tags = text.partition("=")
         if not equals:
             raise SpecError("tags", text, "write RUN=a,b; RUN= takes all tags away")
-        changes.append((_named("tags", run.strip(), names), tags))
+        changes.append((_matching_run("tags", run.strip(), names), tags))
     for name, tags in changes:
         listed.tag(name, tags)
     return answer(RunsList(runs=question.runs))
@@ -196,7 +196,7 @@ def answer_delete(question: RunsDelete) -> tuple[str, ...]:
     """Delete runs; their names. Raises SpecError on a name that is no run's, and without `yes`: nothing is deleted."""
     listed = RunList(Path(question.runs))
     names = listed.names()
-    doomed = tuple(dict.fromkeys(_named("names", text, names) for text in question.names))
+    doomed = tuple(dict.fromkeys(_matching_run("names", text, names) for text in question.names))
     if doomed and not question.yes:
         remedy = f"add --yes to delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'} for good"
         raise SpecError("names", ", ".join(doomed), remedy)
@@ -205,7 +205,7 @@ def answer_delete(question: RunsDelete) -> tuple[str, ...]:
     return doomed
 
 
-def _named(field: str, text: str, names: Sequence[str]) -> str:
+def _matching_run(field: str, text: str, names: Sequence[str]) -> str:
     """The one run whose name begins with these digits."""
     matches = [name for name in names if text and name.startswith(text)]
     if len(matches) != 1:
@@ -228,7 +228,7 @@ def told_apart(runs: Sequence[Run]) -> dict[str, str]:
     return texts
 
 
-def _asked(command: str) -> tuple[str, ...]:
+def _options(command: str) -> tuple[str, ...]:
     """The options of a command that gives a run again, each with its value, but for those that columns show."""
     try:
         words = shlex.split(command)
@@ -264,5 +264,5 @@ def summary(name: str, folder: Path, saved_s: float) -> Run:
         memory_share=most / max(result.memory_capacity_bytes, 1),
         status=result.status,
         saved_s=saved_s,
-        asked=_asked(result.reproduce),
+        asked=_options(result.reproduce),
     )

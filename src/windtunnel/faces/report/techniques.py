@@ -51,16 +51,16 @@ def gain_words(gain: TechniqueGain) -> str:
 
 def gain_rows(gain: TechniqueGain) -> list[tuple[str, str]]:
     """Parameters as chosen, and what lies behind the gain; of several techniques a row each."""
-    chosen = _named("chosen", gain.parameters, lambda name, value: f"{name}={_shown(value)}")
-    return chosen + _named("behind it", gain.details, _measured)
+    chosen = _row("chosen", gain.parameters, lambda name, value: f"{name}={_shown(value)}")
+    return chosen + _row("behind it", gain.details, _measured)
 
 
-def _named(title: str, values: Mapping[str, object], words: Callable[[str, object], str]) -> list[tuple[str, str]]:
+def _row(title: str, values: Mapping[str, object], words: Callable[[str, object], str]) -> list[tuple[str, str]]:
     if not values:
         return []
     parts = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     if len(parts) == len(values):
-        return [row for name, inner in parts.items() for row in _named(f"{title}, {name}", inner, words)]
+        return [row for name, inner in parts.items() for row in _row(f"{title}, {name}", inner, words)]
     return [(title, ", ".join(words(name, value) for name, value in values.items()))]
 
 

@@ -148,22 +148,26 @@ def software(release: str | None) -> Software:
     if release is None:
         return Software()
     releases = training_document()["releases"]
-    name, version = _named(release)
-    later = [other for other in releases if _named(other)[0] == name and _named(other)[1] >= version]
-    return Software(**releases[min(later, key=_named)]) if later else Software()
+    name, version = _release_parts(release)
+    later = [other for other in releases if _release_parts(other)[0] == name and _release_parts(other)[1] >= version]
+    return Software(**releases[min(later, key=_release_parts)]) if later else Software()
 
 
 def before(release: str | None, other: str) -> bool:
     """Whether a release is of the same name as another one and earlier."""
-    return release is not None and _named(release)[0] == _named(other)[0] and _named(release)[1] < _named(other)[1]
+    return (
+        release is not None
+        and _release_parts(release)[0] == _release_parts(other)[0]
+        and _release_parts(release)[1] < _release_parts(other)[1]
+    )
 
 
 def release_name(release: str | None) -> str:
     """`nemo` of `nemo-24.11`; nothing of none."""
-    return "" if release is None else _named(release)[0]
+    return "" if release is None else _release_parts(release)[0]
 
 
-def _named(release: str) -> tuple[str, tuple[int, ...]]:
+def _release_parts(release: str) -> tuple[str, tuple[int, ...]]:
     """`nemo-24.11` as ("nemo", (24, 11)); a year is the short form of itself."""
     name, _, version = release.rpartition("-")
     numbers = tuple(int(number) for number in re.findall(r"\d+", version))

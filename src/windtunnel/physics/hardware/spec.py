@@ -173,7 +173,7 @@ def gpu_from(entry: object, base: Gpu | None, place: Place) -> Gpu:
     elif set(changes) - {"name", "kernel_scale"}:
         changes.setdefault("name", f"{base.name}-custom")
     changes["sources"] = _sources(base, spec.get("sources"), list(changes), _SHORT[Gpu], place)
-    return _built(Gpu, base, changes, place, written)
+    return _build(Gpu, base, changes, place, written)
 
 
 def link_from(entry: object, base: Link | None, place: Place) -> Link:
@@ -194,7 +194,7 @@ def link_from(entry: object, base: Link | None, place: Place) -> Link:
         if base is not None and base.peer_bandwidth_bytes_per_s is not None:
             share = base.peer_bandwidth_bytes_per_s / base.bandwidth_bytes_per_s
             changes.setdefault("peer_bandwidth_bytes_per_s", bandwidth * share)
-    return _built(Link, base, changes, place, written)
+    return _build(Link, base, changes, place, written)
 
 
 def host_from(entry: object, base: Host | None, place: Place) -> Host:
@@ -204,7 +204,7 @@ def host_from(entry: object, base: Host | None, place: Place) -> Host:
         SpecError: as `gpu_from`.
     """
     changes, written = given_of(Host, entry, place)
-    return _built(Host, base, changes, place, written)
+    return _build(Host, base, changes, place, written)
 
 
 def cluster_from(entry: object, gpu: Gpu | None, base: Cluster | None, n_gpus: int | None, place: Place) -> Cluster:
@@ -238,7 +238,7 @@ def cluster_from(entry: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
     changes["sources"] = _sources(base, spec.get("sources"), changed, _SHORT[Cluster], place)
     if base is None:
         changes.setdefault("name", "custom")
-    cluster = _built(Cluster, base, changes, place, written)
+    cluster = _build(Cluster, base, changes, place, written)
     if isinstance(spec.get("scale_up"), Mapping) and spec["scale_up"].get("slice"):
         _check_slice(cluster, place.inside("scale_up"))
     return cluster
@@ -298,7 +298,7 @@ def _changed_inside(field: str, entry: object) -> list[str]:
     return [f"{field}.{_SHORT[_NESTED[field]].get(key, key)}" for key in keys]
 
 
-def _built(
+def _build(
     kind: type[_Part], base: _Part | None, changes: dict[str, Any], place: Place, written: Mapping[str, str]
 ) -> _Part:
     """`base` with `changes`, or a new `kind`; errors name the place and the key as written."""

@@ -144,12 +144,12 @@ def breakdown_of(
             spent[name] = spent.get(name, 0) + ns * class_time.ranks
         for name, ns in spent.items():
             everything[name] = everything.get(name, 0) + ns
-        stages.append(StageReport(number, class_time.ranks, class_time.layers, _kept(sum_to(spent, total_ns))))
-    mean = _kept(sum_to(everything, total_ns))
+        stages.append(StageReport(number, class_time.ranks, class_time.layers, _without_zeros(sum_to(spent, total_ns))))
+    mean = _without_zeros(sum_to(everything, total_ns))
     return dict(sorted(mean.items(), key=lambda item: (-item[1], item[0]))), tuple(stages)
 
 
-def _kept(parts: Mapping[str, int]) -> dict[str, int]:
+def _without_zeros(parts: Mapping[str, int]) -> dict[str, int]:
     return {name: ns for name, ns in parts.items() if ns}
 
 

@@ -130,14 +130,14 @@ def load_document(path: Path) -> dict[str, Any] | None:
 
 def to_yaml(document: Mapping[str, object]) -> str:
     """The document as text, one row per line."""
-    text = to_yaml_rows(_given(document), _number)
+    text = to_yaml_rows(_without_none(document), _number)
     return f"# Written by `windtunnel calibrate`. Read by any verb as --cluster FILE:1\n{text}"
 
 
-def _given(value: object) -> object:
+def _without_none(value: object) -> object:
     """Without what is None."""
     if isinstance(value, Mapping):
-        return {key: _given(entry) for key, entry in value.items() if entry is not None}
+        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
     return value
 
 

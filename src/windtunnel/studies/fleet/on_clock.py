@@ -107,8 +107,8 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
             round(float(jobs.submit_s[index]) * NS),
             int(jobs.gpus[index]),
             work[index],
-            _known(jobs.deadline_s[index]),
-            _known(limits[index]),
+            _number(jobs.deadline_s[index]),
+            _number(limits[index]),
             float(priorities[index]),
             queues[index],
             owners[index],
@@ -142,7 +142,7 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     return [Owner(*each) for each in zip(jobs.user, account, qos, *counted, strict=True)]
 
 
-def _known(value: float) -> float | None:
+def _number(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 

@@ -151,8 +151,8 @@ def when(
         gpus=int(jobs.gpus[at]),
         submit_s=asked_s,
         state=STATES[int(run.state[at])],
-        start_s=_said(run.start_s[at]),
-        end_s=_said(run.end_s[at]),
+        start_s=_rounded(run.start_s[at]),
+        end_s=_rounded(run.end_s[at]),
         start_band_s=_band(start),
         wait_band_s=_band(start - asked_s),
         end_band_s=_band(end),
@@ -234,7 +234,7 @@ def _band(values: Floats) -> tuple[float, ...] | None:
     return tuple(round(float(value), 6) for value in np.percentile(finite, BAND)) if len(finite) else None
 
 
-def _said(value: float) -> float | None:
+def _rounded(value: float) -> float | None:
     return None if math.isnan(value) else round(float(value), 6)
 
 
@@ -263,7 +263,7 @@ def _why(run: Outcome, so_far: NDArray[np.int64] | None, at: int, site: Site, op
         free_gpus=free,
         ahead=tuple(names[row] for row in ahead[np.argsort(run.start_s[ahead], kind="stable")].tolist()),
         overtaking=tuple(names[row] for row in overtaking.tolist()),
-        holders=tuple(Holder(names[row], int(gpus_of[row]), _said(run.end_s[row])) for row in rows.tolist()),
+        holders=tuple(Holder(names[row], int(gpus_of[row]), _rounded(run.end_s[row])) for row in rows.tolist()),
         freed_by=tuple(names[row] for row in freed.tolist()),
     )
 

@@ -105,8 +105,8 @@ def read_path(path: Path) -> DataPath:
     where = str(path)
     if not isinstance(data, Mapping) or not isinstance(data.get("nodes"), list) or not data["nodes"]:
         raise InputFileError(path, "has no list `nodes`", REMEDY)
-    _known(path, data, {"packet", "flows", "skew", "host", "nodes", "edges"}, "the file")
-    host = _known(path, data.get("host", {}), {"clock", "crossing_cycles"}, "host")
+    _mapping(path, data, {"packet", "flows", "skew", "host", "nodes", "edges"}, "the file")
+    host = _mapping(path, data.get("host", {}), {"clock", "crossing_cycles"}, "host")
     if len(data["nodes"]) > NODES_MOST:
         raise InputFileError(path, f"has {len(data['nodes'])} nodes", f"give {NODES_MOST} at most")
     nodes = tuple(_node(path, entry) for entry in data["nodes"])
@@ -125,7 +125,7 @@ def read_path(path: Path) -> DataPath:
 
 
 def _node(path: Path, body: object) -> Node:
-    entry = _known(path, body, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
+    entry = _mapping(path, body, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
     for key in ("name", "host_cycles"):
         if key not in entry:
             raise InputFileError(path, f"has a node without {key}", REMEDY)
@@ -168,7 +168,7 @@ def nic_named(text: str) -> Nic:
 def _nic(where: str, data: Mapping[str, object]) -> Nic:
     needed = {"name", "cores", "clock", "line_rate", "pcie_rate", "cycles_per_cached_access", "cycles_per_access"}
     needed |= {"cache", "memory"}
-    _known(Path(where), data, needed | {"source", "entries"}, "the NIC")
+    _mapping(Path(where), data, needed | {"source", "entries"}, "the NIC")
     if lacking := sorted(needed - set(data)):
         raise InputFileError(where, f"has no {', '.join(lacking)}", REMEDY)
     return Nic(
@@ -186,7 +186,7 @@ def _nic(where: str, data: Mapping[str, object]) -> Nic:
     )
 
 
-def _known(path: Path, data: object, names: set[str], what: str) -> Mapping[str, object]:
+def _mapping(path: Path, data: object, names: set[str], what: str) -> Mapping[str, object]:
     """A mapping that says nothing else. Raises InputFileError."""
     if not isinstance(data, Mapping):
         raise InputFileError(path, f"says {data!r} where {what} should be", REMEDY)

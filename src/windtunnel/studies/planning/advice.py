@@ -165,7 +165,7 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
             if bound <= limit_ns and bounds.memory_bytes(change.layout) <= capacity:
                 heapq.heappush(heap, (bound, close, number))
         elif replays < REPLAYS_MOST:
-            candidate = _tried(change, capacity)
+            candidate = _try_out(change, capacity)
             replays += candidate is not None
             if candidate is not None and candidate.step_ns <= limit_ns:
                 candidates[number] = candidate
@@ -179,7 +179,7 @@ def _does_all_of(candidate: _Tried, other: _Tried) -> bool:
     return part and candidate.step_ns <= other.step_ns and candidate.memory_bytes <= other.memory_bytes
 
 
-def _tried(change: Change, capacity: int) -> _Tried | None:
+def _try_out(change: Change, capacity: int) -> _Tried | None:
     """The change, replayed; None where it does not fit."""
     layout = change.layout
     needed = memory_bytes(layout, capacity)
@@ -232,7 +232,9 @@ def _larger(base: Layout) -> tuple[list[_Tried], int]:
         except UserError:
             continue
         fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})
-        candidate = _tried(Change(fields, PLAN, layout), int(base.cluster.gpu.usable_memory_bytes * (1.0 - HEAD_ROOM)))
+        candidate = _try_out(
+            Change(fields, PLAN, layout), int(base.cluster.gpu.usable_memory_bytes * (1.0 - HEAD_ROOM))
+        )
         if candidate is not None:
             return [candidate], doubling
     return [], DOUBLINGS

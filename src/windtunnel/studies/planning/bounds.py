@@ -386,10 +386,10 @@ class Bounds:
             plan.overlap_grad_reduce, plan.overlap_param_gather, plan.offload_optimizer,
         )  # fmt: skip
         if key not in self._ends:
-            self._ends[key] = ends_of(layout, *self._held(layout))
+            self._ends[key] = ends_of(layout, *self._stage_parameters(layout))
         return self._ends[key]
 
-    def _held(self, layout: Layout) -> tuple[Floats, Floats]:
+    def _stage_parameters(self, layout: Layout) -> tuple[Floats, Floats]:
         """Dense and expert parameters of every virtual stage on one rank."""
         key = work_class(layout)
         if key not in self._parameters:
@@ -408,13 +408,13 @@ class Bounds:
 
     def even_state_bytes(self, layout: Layout) -> int:
         """The same, however layers lie on stages: some rank has its share of all parameters, or more."""
-        dense, expert = (float(parameters.sum()) / layout.plan.pp for parameters in self._held(layout))
+        dense, expert = (float(parameters.sum()) / layout.plan.pp for parameters in self._stage_parameters(layout))
         return least_memory(layout, [(dense, expert)], [0.0])
 
     def _held_by_ranks(self, layout: Layout) -> tuple[Class, Ranks]:
         chain = (*work_class(layout), layout.plan.pp, layout.virtual_layers, layout.schedule)
         if chain not in self._ranks:
-            self._ranks[chain] = ranks_of(layout, *self._held(layout))
+            self._ranks[chain] = ranks_of(layout, *self._stage_parameters(layout))
         return chain, self._ranks[chain]
 
     def memory_bytes(self, layout: Layout) -> int:
@@ -440,7 +440,7 @@ class Bounds:
                 activations += (
                     self._kept_by(layout, "full")[np.minimum(again - 1, b)] - self._kept_by(layout, "full")[a - 1]
                 )
-        return *self._held(layout), np.maximum(activations, 0.0)
+        return *self._stage_parameters(layout), np.maximum(activations, 0.0)
 
     def _kept_by(self, layout: Layout, recompute: str) -> Floats:
         """What layers keep, summed up to each block of the chain."""

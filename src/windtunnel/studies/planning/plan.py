@@ -106,13 +106,13 @@ def plan(
     but the nearest ones and what makes one fit.
     """
     check(locals(), pareto=bool)
-    constraints = _given(plan, fields)
+    constraints = _fixed_fields(plan, fields)
     for name in ("lora_rank", "frozen"):
         if constraints.get(name):
             raise SpecError(name, constraints[name], "plans are searched for training of all weights: leave it out")
     if constraints.get("task", "train") != "train":
         raise SpecError("task", constraints["task"], "plans are searched for plain training: leave it out")
-    words, slow = named or _named(model, cluster), texts("slow", slow)
+    words, slow = named or _names(model, cluster), texts("slow", slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
@@ -209,7 +209,7 @@ def plan(
             result = predict_with(model, cluster, checked(finalist.plan), words_of)
             if result.status != "ok":
                 return None
-            return _told(result, cluster, checked(finalist.plan), words, price, None, words_of)
+            return _answer(result, cluster, checked(finalist.plan), words, price, None, words_of)
 
         finalists = ranked[:FINALISTS]
         for gpus_of_it, (search, answer) in searches.items():
@@ -318,7 +318,9 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
     return Budget(LOOKS, float("inf") if ends_s is None else ends_s)
 
 
-def _given(plan: Plan | str | Path | Mapping[str, object] | None, fields: Mapping[str, object]) -> dict[str, object]:
+def _fixed_fields(
+    plan: Plan | str | Path | Mapping[str, object] | None, fields: Mapping[str, object]
+) -> dict[str, object]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
     if isinstance(plan, Plan):
         plan = plan.stated()
@@ -405,10 +407,10 @@ def _planned(
 ) -> Planned:
     plain = isinstance(cluster, Cluster)
     result = exact.predicted(layout) if plain else predict(layout.model, cluster, layout.asked)
-    return _told(result, cluster, layout.asked, words, price, score_ns)
+    return _answer(result, cluster, layout.asked, words, price, score_ns)
 
 
-def _told(
+def _answer(
     result: Result, cluster: Cluster | MixedCluster, plan: Plan, words: Named | None, price: float | None,
     score_ns: float | None, techniques: tuple[str, ...] = (),
 ) -> Planned:  # fmt: skip
@@ -438,7 +440,7 @@ def _told(
     )
 
 
-def _named(model: object, cluster: object) -> Named | None:
+def _names(model: object, cluster: object) -> Named | None:
     """How model and cluster were named, where they were."""
     if not isinstance(model, str) or not isinstance(cluster, str):
         return None

@@ -129,7 +129,7 @@ def members(space: Space, family: Family) -> Iterator[Layout]:
         if pipeline == family.pipelines[0]:
             yield family.layout
         else:
-            yield laid_out(space.model, space.cluster, family.layout.asked.with_fields(_named(pipeline)))
+            yield laid_out(space.model, space.cluster, family.layout.asked.with_fields(_pipeline_fields(pipeline)))
 
 
 def _family(space: Space, base: Plan, fields: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> Family | None:
@@ -148,7 +148,7 @@ def _family(space: Space, base: Plan, fields: Mapping[str, Any], pipelines: Sequ
                 legal.append(pipeline)
                 largest.append(most)
             continue
-        layout = _legal(space, base.with_fields({**fields, **_named(pipeline)}))
+        layout = _legal(space, base.with_fields({**fields, **_pipeline_fields(pipeline)}))
         if layout is None:
             refused.append(pipeline)
             continue
@@ -162,7 +162,7 @@ def _family(space: Space, base: Plan, fields: Mapping[str, Any], pipelines: Sequ
     return Family(first, tuple(legal), tuple(largest))
 
 
-def _named(pipeline: Pipeline) -> dict[str, object]:
+def _pipeline_fields(pipeline: Pipeline) -> dict[str, object]:
     return dict(zip(PIPELINE, pipeline, strict=True))
 
 
@@ -193,7 +193,9 @@ def first_refusal(space: Space) -> UserError | None:
     for fields, ways in _candidates(_shapes(space)):
         for pipeline in ways:
             try:
-                layout = laid_out(space.model, space.cluster, base.with_fields({**fields, **_named(pipeline)}))
+                layout = laid_out(
+                    space.model, space.cluster, base.with_fields({**fields, **_pipeline_fields(pipeline)})
+                )
                 if space.mixed is not None:
                     _check_placed(space, layout)
             except UserError as error:

@@ -165,7 +165,7 @@ def _inputs(spec: Mapping[str, object]) -> Iterator[dict[str, object]]:
     count = _whole("random.count", settings.get("count", 0))
     _require_few("random.count", count)
     for _ in range(count):
-        yield {name: _drawn(draw, values) for name, values in over.items()}
+        yield {name: _draw(draw, values) for name, values in over.items()}
 
 
 def _mapping(field: str, value: object) -> Mapping[str, Any]:
@@ -197,7 +197,7 @@ def _require_range(field: str, values: object) -> None:
     raise SpecError(field, values, "give a list, or low and high, the lower first")
 
 
-def _drawn(draw: random.Random, values: Drawn) -> object:
+def _draw(draw: random.Random, values: Drawn) -> object:
     if isinstance(values, list):
         return draw.choice(values)
     low, high = values["low"], values["high"]

@@ -24,7 +24,7 @@ def with_technique(
     breakdown = moved_to(result.breakdown_ns, total, gain.name)
     memory, trouble, status = result.memory, result.infeasible, result.status
     if on_device is not None:
-        memory = tuple(_held(stage, on_device) for stage in memory)
+        memory = tuple(_partly_elsewhere(stage, on_device) for stage in memory)
         fullest = max(memory, key=lambda stage: stage.device_bytes)
         fits = fullest.device_bytes <= result.memory_capacity_bytes
         status = "ok" if fits else "infeasible"
@@ -81,7 +81,7 @@ def _shrunk(parts: Mapping[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _held(stage: StageMemory, on_device: Held) -> StageMemory:
+def _partly_elsewhere(stage: StageMemory, on_device: Held) -> StageMemory:
     """A stage's memory with part of its state elsewhere; the parts sum to what is allocated, as everywhere."""
     parts = dict(stage.categories)
     state = sum(parts.get(name, 0) for name in STATE)

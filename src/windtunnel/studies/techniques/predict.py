@@ -135,7 +135,7 @@ def explained(
         assert work.flat is not None, "rewritten from what was lowered"
         before, after = bare.seconds(), work.flat.seconds() + work.extra_s
         seconds = last.step_time_s * after / before
-        work.drawn = (_drawn(bare), _drawn(work.flat))
+        work.drawn = (_picture(bare), _picture(work.flat))
     if work.packed is not None:
         heavier = work.packed
         last = replace(last, status=heavier.status, infeasible=heavier.infeasible, memory=heavier.memory)
@@ -277,5 +277,5 @@ def _needs_replicas(step: FlatStep, name: str) -> None:
         raise LayoutError(f"{name} with dp {step.layout.dp}: no gradients are reduced", "use more replicas")
 
 
-def _drawn(step: FlatStep) -> Drawn:
+def _picture(step: FlatStep) -> Drawn:
     return Drawn(step.one, step.play(), step.lanes)

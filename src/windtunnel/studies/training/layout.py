@@ -71,7 +71,7 @@ class Layout:
     def defaults(self) -> tuple[str, ...]:
         """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in self.model.distinct_layers())
-        entries = _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        entries = _filled_in(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
         return (
             (*entries, f"{self.predicts_ahead} layer of multi-token prediction trained")
             if self.predicts_ahead
@@ -351,7 +351,7 @@ def _pure(plan: Plan) -> dict[str, object]:
     return {name: width for name, now in usual.items() if now != width}
 
 
-def _said(
+def _filled_in(
     habits: Habits, changes: Mapping[str, object], plan: Plan, schedule: str, etp: int | None
 ) -> tuple[str, ...]:  # fmt: skip
     """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""

@@ -44,7 +44,7 @@ def model_of(part: ModelPart, n_gpus: int) -> Model:
     """
     word = part.base
     if states_model(word):
-        model = _built(read_native(word, n_gpus))
+        model = _native_model(read_native(word, n_gpus))
     elif _is_named_as_arguments(word):
         raise _no_such_file(word)
     elif word.lower().endswith((".yaml", ".yml")) and os.path.isfile(word):
@@ -155,7 +155,7 @@ def _is_named_as_arguments(word: str) -> bool:
     return Path(name).suffix.lower() in (".toml", *ARGUMENTS)
 
 
-def _built(native: Native) -> Model:
+def _native_model(native: Native) -> Model:
     """The model that a framework's own file states. Raises SpecError where it states none, or not all of one."""
     from windtunnel.physics.model import transformer
 
@@ -193,7 +193,7 @@ def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> Non
             sizes |= {} if of_experts is None else {"ffn": of_experts}
     else:
         sizes = _sizes(
-            _built(replace(native, model={**native.model, "vocab": native.model["vocab"] or model.vocab_size}))
+            _native_model(replace(native, model={**native.model, "vocab": native.model["vocab"] or model.vocab_size}))
         )
     if 0 <= sizes.get("vocab", 0) - own["vocab"] < PADDING_MOST:
         sizes["vocab"] = own["vocab"]

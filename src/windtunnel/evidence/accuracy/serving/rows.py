@@ -113,14 +113,14 @@ def gpu_of(name: str, count: int) -> Cluster:
     plain = name.lower().replace("_", "-").replace("-server", "")
     plain = {"rtxpro6000": "rtx-pro-6000", "a100-sxm": "a100-80gb-sxm"}.get(plain, plain)
     shorter = FORM.sub("", plain)
-    while shorter != plain and not _known(plain):
+    while shorter != plain and not _is_known_gpu(plain):
         plain, shorter = shorter, FORM.sub("", shorter)
     per_node = parse_cluster(f"{plain}:1").gpus_per_node
     whole = count if count <= per_node else -(-count // per_node) * per_node
     return parse_cluster(f"{plain}:{whole}")
 
 
-def _known(gpu: str) -> bool:
+def _is_known_gpu(gpu: str) -> bool:
     try:
         return parse_cluster(f"{gpu}:1").n_gpus > 0
     except UserError:

@@ -43,10 +43,12 @@ def run_serving_validation(
     recipes_by_day = taken_by(rows)
     drafting = drafting_told(rows, recipes_by_day)
     questions = [(row, recipes_by_day.get(when(row), frozenset()), drafting.get(row.id)) for row in rows]
-    return ServingReport(", ".join(map(str, tables)), tuple(rows), tuple(in_order(_one, questions, progress, workers)))
+    return ServingReport(
+        ", ".join(map(str, tables)), tuple(rows), tuple(in_order(_predict, questions, progress, workers))
+    )
 
 
-def _one(question: tuple[ServingRow, frozenset[Recipe], bool | None]) -> Predicted:
+def _predict(question: tuple[ServingRow, frozenset[Recipe], bool | None]) -> Predicted:
     return predicted(question[0], None, question[1], question[2])
 
 

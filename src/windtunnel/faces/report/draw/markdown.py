@@ -30,12 +30,12 @@ def markdown_of(document: Document) -> str:
     """The whole text. The same document gives the same text."""
     parts = [f"# {_escaped(document.title)}", _escaped(document.subtitle)]
     for view in (*document.views, *document.details):
-        parts += _drawn(view)
+        parts += _lines_of(view)
     parts += [_fenced(plain(document.command))] if document.command else []
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _drawn(view: View) -> list[str]:
+def _lines_of(view: View) -> list[str]:
     rows: list[tuple[str, ...]]
     match view:
         case Headline():

@@ -59,7 +59,7 @@ def rl_document(result: RlResult) -> Document:
     )
     if not result.feasible:
         views: list[View] = [Headline(f"Does not fit: {result.reason}.", tone="bad"), *_memory(result)]
-        return Document("an RL step", title, views, [_settled(result)], under)
+        return Document("an RL step", title, views, [_settings(result)], under)
     return Document("an RL step", title, list(_views(result)), list(_details(result)), under)
 
 
@@ -145,7 +145,7 @@ def _details(result: RlResult) -> Iterator[View]:
         note=f"mean {result.staleness['mean']:.2f}, at most {result.staleness['bound']} allowed",
     )
     yield Notes("What it rests on", result.sources)
-    yield _settled(result)
+    yield _settings(result)
 
 
 def _memory(result: RlResult) -> Iterator[View]:
@@ -158,7 +158,7 @@ def _memory(result: RlResult) -> Iterator[View]:
         yield Bars(TITLES[name], "B", [Bar(name, parts, limit=side.capacity_bytes)])
 
 
-def _settled(result: RlResult) -> Table:
+def _settings(result: RlResult) -> Table:
     rows = [(name, text_of(value) if isinstance(value, float) else plain(value)) for name, value in result.spec.items()]
     return Table("As it was settled", (Column("field"), Column("value")), rows, folded=True)
 

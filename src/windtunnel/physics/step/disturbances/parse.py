@@ -63,11 +63,11 @@ def read_slow(texts: Sequence[str], cluster: Cluster, seed: int) -> tuple[Slow, 
     for text in texts:
         path = str(text).strip()
         if not path.lower().endswith((".yaml", ".yml")):
-            slows.append(_one(str(text), cluster, seed, slows))
+            slows.append(_slow(str(text), cluster, seed, slows))
             continue
         for number, entry in enumerate(_entries(Path(path)), start=1):
             try:
-                slows.append(_one(entry, cluster, seed, slows))
+                slows.append(_slow(entry, cluster, seed, slows))
             except SpecError as error:
                 raise SpecError(error.field, error.value, error.remedy, f"{path}, entry {number}") from None
     hashed = [slow for slow in slows if slow.kind == "ecmp"]
@@ -98,7 +98,7 @@ def _entries(path: Path) -> list[str]:
     return content
 
 
-def _one(text: str, cluster: Cluster, seed: int, before: Sequence[Slow]) -> Slow:
+def _slow(text: str, cluster: Cluster, seed: int, before: Sequence[Slow]) -> Slow:
     kind, equals, rest = text.strip().partition("=")
     if not equals or kind not in FORMS:
         raise SpecError("slow", text, f"use one of {', '.join(FORMS.values())}")
@@ -139,7 +139,7 @@ def _thermal(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]
 
 
 def _link(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]) -> Slow:
-    return Slow(text, (_nic(text, parts[0], cluster),), 1.0 / _kept(text, parts[1]), link=True)
+    return Slow(text, (_nic(text, parts[0], cluster),), 1.0 / _share_left(text, parts[1]), link=True)
 
 
 def _lost(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]) -> Slow:
@@ -155,7 +155,7 @@ def _lost(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]) -
 def _uplink(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]) -> Slow:
     from windtunnel.physics.hardware.topology import topology_of
 
-    share = _kept(text, parts[1])
+    share = _share_left(text, parts[1])
     match = re.fullmatch(r"leaf(\d{1,9})(?:\.(\d{1,9}))?", parts[0].strip(), re.ASCII)
     # With a seed a leaf has single uplinks, as many as give each the rate of a NIC.
     topology = topology_of(cluster, ecmp_seed=0)
@@ -216,7 +216,7 @@ def _factor(text: str, amount: str) -> float:
     return value
 
 
-def _kept(text: str, amount: str) -> float:
+def _share_left(text: str, amount: str) -> float:
     value = _plain(text, amount)
     if not 0.001 <= value <= 1.0:
         raise SpecError("slow", text, "a link keeps a share of its bandwidth from 0.001 to 1")

@@ -168,7 +168,7 @@ class Communicator:
     def _run(self) -> None:
         flying: deque[tuple[Operation, object]] = deque()
         try:
-            while (kind := self._settled(flying)) != END:
+            while (kind := self._next_after_flight(flying)) != END:
                 with self._changed:
                     ready = bool(self._queues[kind])
                 if not ready or kind == ALL_TO_ALL:
@@ -192,7 +192,7 @@ class Communicator:
             for operation in (*waiting, *([part] if "part" in locals() else [])):
                 operation.finish(failure)
 
-    def _settled(self, flying: deque[tuple[Operation, object]]) -> int:
+    def _next_after_flight(self, flying: deque[tuple[Operation, object]]) -> int:
         """What goes next; what flies has landed before there is anything to wait for."""
         with self._changed:
             idle = not any(self._queues.values())
@@ -211,11 +211,11 @@ class Communicator:
 
     def _next(self) -> int:
         if self._static and self._order:
-            if self.policy == "adaptive" and self._told(self._late()) == SWITCH:
+            if self.policy == "adaptive" and self._agreed_slot(self._late()) == SWITCH:
                 self._static = False
             else:
                 return self._order.popleft()
-        return self._told(self._decide) if self._leads else self._told(None)
+        return self._agreed_slot(self._decide) if self._leads else self._agreed_slot(None)
 
     def _late(self) -> Callable[[], int]:
         """Whether rank 0's oldest all-to-all has waited too long."""
@@ -234,7 +234,7 @@ class Communicator:
             self._changed.wait_for(lambda: queues[ALL_TO_ALL] or queues[ALL_REDUCE] or self._closing)
             return ALL_TO_ALL if queues[ALL_TO_ALL] else ALL_REDUCE if queues[ALL_REDUCE] else END
 
-    def _told(self, decide: Callable[[], int] | None) -> int:
+    def _agreed_slot(self, decide: Callable[[], int] | None) -> int:
         """Rank 0's decision, on every rank."""
         slot = torch.zeros(1, dtype=torch.int32)
         if self._leads and decide is not None:

@@ -104,7 +104,7 @@ class Auction:
         random = np.random.default_rng((self.seed, auctions))
         for queue in (wanting[n_bidders:], bidders):
             offered_now = offered - sum(awarded.values())
-            for index in _drawn(queue, bids, awarded, offered_now, random):
+            for index in _draw(queue, bids, awarded, offered_now, random):
                 awarded[index] = awarded.get(index, 0) + 1
         return {index: gpus for index, gpus in awarded.items() if gpus > 0}
 
@@ -118,7 +118,7 @@ def _bid(job: JobState, number: int, now_s: float) -> Bid:
     return Bid(now_s - job.submit_s, max(job.remaining_s or 0.0, 1e-9) * job.gpus, number, job.gpus)
 
 
-def _drawn(
+def _draw(
     queue: Sequence[int], bids: Mapping[int, Bid], entry: Mapping[int, int], gpus: int, random: np.random.Generator
 ) -> list[int]:
     """Who gets each of the left-over GPUs: drawn from those of `queue` that can use one more."""

@@ -68,7 +68,7 @@ class ElasticFlow:
         wake_s = None
         if going:
             job_table, room, _ = planned or self._plans(going, snapshot)
-            gpus, change_s = _given(going, job_table, room, snapshot.capacity)
+            gpus, change_s = _allocation(going, job_table, room, snapshot.capacity)
             wake_s = change_s if math.isfinite(change_s) else None
         memory = frozenset(job.index for job in going)
         return Decision(gpus, reject=tuple(rejected), wake_s=wake_s, memory=memory)
@@ -109,7 +109,7 @@ def jobs_of(jobs: Sequence[JobState], now_s: float, capacity: int, slot_s: float
     )
 
 
-def _given(jobs: Sequence[JobState], job_table: Jobs, room: Room, capacity: int) -> tuple[dict[int, int], float]:
+def _allocation(jobs: Sequence[JobState], job_table: Jobs, room: Room, capacity: int) -> tuple[dict[int, int], float]:
     """GPUs of each job now, spare ones given to those who gain most; and when the first plan changes."""
     from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread_gpus
 

@@ -91,8 +91,8 @@ def plan_captured(
     return {
         "status": "ok" if fitting else "infeasible",
         "units": [unit.name for unit in script.units],
-        "plans": [_told(cut, script, words, capacity) for cut in fitting[:top]],
-        "nearest": [] if fitting else [_told(cut, script, words, capacity) for cut in missed[:top]],
+        "plans": [_document(cut, script, words, capacity) for cut in fitting[:top]],
+        "nearest": [] if fitting else [_document(cut, script, words, capacity) for cut in missed[:top]],
         "space": {"legal": len(options), "replayed": len(cuts), "bounded": 0},
         "gap": 0.0,
         "assumed": list(ASSUMED),
@@ -131,7 +131,7 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
         for last in range(first, count):
             forward, backward = _passes(script, first, last, hop, cluster, pricer, dp)
             times[first, last] = forward + backward
-            state, activations, most = _held(script, first, last, dp)
+            state, activations, most = _memory(script, first, last, dp)
             successors[first, last] = min(count, floor((room - state - most) / max(1, activations))) - 1
     staging = best_stages(times, [1], pp, rounds, successors) or best_stages(times, [1], pp, rounds)
     if staging is None:
@@ -150,7 +150,7 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
         finish = max(finish, done[stage] + left + update)
     memory = []
     for stage, (a, b) in enumerate(zip(starts, ends, strict=True)):
-        state, activations, most = _held(script, a, b - 1, dp)
+        state, activations, most = _memory(script, a, b - 1, dp)
         memory.append(int(state + activations * min(rounds, pp - stage) + most) + _outside(cluster, pricer, pp, dp))
     step = (finish + script.other_s) * (1.0 + pricer.training.straggling(cluster.n_gpus))
     whole = sum(unit.forward_s + unit.backward_s for unit in units)
@@ -193,7 +193,7 @@ def _passes(
     return forward, backward
 
 
-def _held(script: Script, first: int, last: int, dp: int) -> tuple[float, int, int]:
+def _memory(script: Script, first: int, last: int, dp: int) -> tuple[float, int, int]:
     """State, what a micro-batch keeps, and the most that one unit needs beside it, in bytes."""
     units, share = script.units[first : last + 1], _share(script, first, last)
     state = (script.parameter_bytes + script.gradient_bytes + script.optimizer_bytes) * share
@@ -211,7 +211,7 @@ def _reduced(script: Script, share: float, cluster: Cluster, pricer: OpPricer, d
     return pricer.communication(kind, script.parameter_bytes * share, group_of(dp, 1, cluster)).seconds
 
 
-def _told(cut: Cut, script: Script, words: str, capacity: int) -> dict[str, object]:
+def _document(cut: Cut, script: Script, words: str, capacity: int) -> dict[str, object]:
     starts = (0, *cut.ends[:-1])
     names = [unit.name for unit in script.units]
     stages = [

@@ -87,8 +87,8 @@ def script_of(job: CapturedJob, pricer: OpPricer, step_s: float = 0.0) -> Script
     script_units = tuple(
         Unit(
             name=name,
-            forward_s=_taken(times.get((name, "forward"))) / rounds,
-            backward_s=_taken(times.get((name, "backward"))) / rounds,
+            forward_s=_longer(times.get((name, "forward"))) / rounds,
+            backward_s=_longer(times.get((name, "backward"))) / rounds,
             low_s=sum(times.get((name, phase), [0.0] * 4)[2] for phase in ("forward", "backward")) / rounds,
             high_s=sum(times.get((name, phase), [0.0] * 4)[3] for phase in ("forward", "backward")) / rounds,
             weights=weights.get(name, 0),
@@ -104,8 +104,8 @@ def script_of(job: CapturedJob, pricer: OpPricer, step_s: float = 0.0) -> Script
         parameter_bytes=state["parameter"],
         gradient_bytes=state["gradient"],
         optimizer_bytes=state["optimizer"],
-        optimizer_s=_taken(times.get(("", "optimizer"))) * (job.world_size if sharded else 1),
-        other_s=_taken(times.get(("", "other"))) + step_s,
+        optimizer_s=_longer(times.get(("", "optimizer"))) * (job.world_size if sharded else 1),
+        other_s=_longer(times.get(("", "other"))) + step_s,
         sharded=sharded,
     )
 
@@ -193,7 +193,7 @@ def _seconds(op: Op, pricer: OpPricer) -> tuple[float, float, float, float]:
     return (priced.price.seconds, launch, priced.price.p5, priced.price.p95)
 
 
-def _taken(parts: list[float] | None) -> float:
+def _longer(parts: list[float] | None) -> float:
     return 0.0 if parts is None else max(parts[0], parts[1])
 
 

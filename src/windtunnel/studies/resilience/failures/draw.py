@@ -43,7 +43,10 @@ def draw(
     horizon_ns = round(horizon_s * 1e9)
     rates = np.array([cause.of_job(gpus, nodes) for cause in process.causes])
     of_machines = np.array([cause.hosts > 0 and cause.symptom != "planned" for cause in process.causes], bool)
-    rows = [_one(process, rates, of_machines, nodes, horizon_s, np.random.default_rng((seed, i))) for i in range(seeds)]
+    rows = [
+        _draw_cause(process, rates, of_machines, nodes, horizon_s, np.random.default_rng((seed, i)))
+        for i in range(seeds)
+    ]
     width = max((len(row[0]) for row in rows), default=0) + 1  # every row ends with NEVER
     times = np.full((seeds, width), NEVER, np.int64)
     cause = np.zeros((seeds, width), np.int16)
@@ -58,7 +61,7 @@ def draw(
 Row = tuple[NDArray[np.int64], NDArray[np.int16], NDArray[np.int64], NDArray[np.bool_]]
 
 
-def _one(
+def _draw_cause(
     process: FailureProcess,
     rates: NDArray[np.float64],
     of_machines: NDArray[np.bool_],

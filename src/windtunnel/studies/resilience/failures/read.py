@@ -111,13 +111,13 @@ def read_failures(word: str | Path) -> FailureProcess:
         return FailureProcess("none", "nothing fails", ())
     if text in CATALOGUE:
         file = files("windtunnel.studies.resilience.failures") / "catalogue" / f"{text}.yaml"
-        return _built(form_of(file.read_text(encoding="utf-8"), text, own=True), text)
+        return _build(form_of(file.read_text(encoding="utf-8"), text, own=True), text)
     if not text.lower().endswith((".yaml", ".yml")) and not os.path.exists(text):
         raise UnknownNameError("failure process", text, (*CATALOGUE, "none"), "or give the path of a YAML file")
-    return _built(read_form(text, SHAPE), text)
+    return _build(read_form(text, SHAPE), text)
 
 
-def _built(document: Mapping[str, object], where: str) -> FailureProcess:
+def _build(document: Mapping[str, object], where: str) -> FailureProcess:
     try:
         form = _File.model_validate(document)
     except ValidationError as error:

@@ -131,10 +131,10 @@ class Engine:
                     else:
                         self.metrics.lost += self.fleet.lose(place, now_ns)
                 news = self.fleet.advance(now_ns)
-                news.sort(key=self._begun)  # writing takes time too, and a first token is waited for most
+                news.sort(key=self._has_begun)  # writing takes time too, and a first token is waited for most
                 first = True
                 for output in news:
-                    if first and self._begun(output):
+                    if first and self._has_begun(output):
                         first = False
                         await asyncio.sleep(0)  # those who got their first token write now
                     self._hand_out(output, now_ns)
@@ -158,7 +158,7 @@ class Engine:
                 answer.ready.set()
             raise
 
-    def _begun(self, output: Output) -> bool:
+    def _has_begun(self, output: Output) -> bool:
         answer = self.answers.get(output.index)
         return answer is None or answer.tokens > 0
 

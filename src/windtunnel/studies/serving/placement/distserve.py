@@ -67,8 +67,8 @@ class Placement:
             "rate_per_s": self.rate_per_s,
             "goodput_per_gpu_per_s": self.goodput_per_gpu_per_s,
             "candidates": len(self.tried),
-            "runner_up": None if self.runner_up is None else _told(self.runner_up),
-            "tried": [_told(candidate) for candidate in self.tried],
+            "runner_up": None if self.runner_up is None else _document(self.runner_up),
+            "tried": [_document(candidate) for candidate in self.tried],
         }
 
 
@@ -130,7 +130,7 @@ def _best(candidates: list[Candidate], what: str) -> tuple[Candidate, Candidate 
     return ranked[0], ranked[1] if len(ranked) > 1 else None
 
 
-def _told(candidate: Candidate) -> dict[str, object]:
+def _document(candidate: Candidate) -> dict[str, object]:
     return {
         "prefill": candidate.prefill,
         "decode": candidate.decode,

@@ -90,13 +90,13 @@ class ServingPlans(Answer):
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "plans": [self._told(plan) for plan in self.found.plans[:SHOWN]],
+            "plans": [self._document(plan) for plan in self.found.plans[:SHOWN]],
             "runs": self.found.runs,
             "ruled_out_below_gpus": self.found.ruled_out_below,
             "proved": self.found.gap == 0.0,
         }
 
-    def _told(self, plan: Ran[ServingResult]) -> dict[str, object]:
+    def _document(self, plan: Ran[ServingResult]) -> dict[str, object]:
         best, result = min(every.plan.gpus for every in self.found.plans), plan.outcome
         spares = {} if self.spares is None else {"spares": plain(self.spares[plan.plan])}
         return {

@@ -113,7 +113,7 @@ class SpotServing:
         elif event.kind == "notice":
             self._noticed(now_ns, event.which, actions)
         elif event.kind == "gone":
-            self._gone(now_ns, event.which, actions)
+            self._machine_gone(now_ns, event.which, actions)
         elif event.kind == "ready":
             if event.which not in self.never:
                 self.usable.add(event.which)
@@ -152,7 +152,7 @@ class SpotServing:
         elif not self._can_end(self.move):
             self._migrate(now_ns, actions)
 
-    def _gone(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _machine_gone(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
         hit = self._touches(machine)
         self.doomed.pop(machine, None)
         self.held = {gpu: at for gpu, at in self.held.items() if gpu // PLACES != machine}

@@ -225,7 +225,7 @@ def play_policies(
     usd_per_gpu_hour: float | None = None,
 ) -> SpotServing:
     """Play the policies on machines that come and go as `there` says."""
-    names = _named(policies)
+    names = _policies(policies)
     arrivals, prompt, output, warnings = _requests(workload)
     _check(cluster, deployment, there, notice_s, usd_per_gpu_hour)
     priced = Priced(model, cluster, deployment, prompt, output)
@@ -269,7 +269,7 @@ def play_policies(
     return SpotServing(spec, results, sources_of(priced.engine(1)), warnings)
 
 
-def _named(policies: Sequence[str]) -> list[Policy]:
+def _policies(policies: Sequence[str]) -> list[Policy]:
     names: list[Policy] = []
     for name in policies:
         policy = next((policy for policy in POLICIES if policy == name), None)

@@ -37,7 +37,7 @@ def who_waits(
 
 def path_of(at: ReplayedStep) -> tuple[PathPart, ...]:
     """The critical path, as a whole."""
-    return path_parts(at.unfolded.step, at.timeline, at.setters.ranks, _names(at.step), partial(_named, at))
+    return path_parts(at.unfolded.step, at.timeline, at.setters.ranks, _names(at.step), partial(_standing_ranks, at))
 
 
 def _held_up(
@@ -71,7 +71,7 @@ def _added(at: ReplayedStep) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return passes.reshape(-1), shares.reshape(-1, categories)
 
 
-def _named(at: ReplayedStep, path: NDArray[np.int32]) -> NDArray[np.int64]:
+def _standing_ranks(at: ReplayedStep, path: NDArray[np.int32]) -> NDArray[np.int64]:
     """The rank that stands for each op of the path.
 
     A cell is named by the rank that sets its pace, else by its first; a collective over slow links by the slowest.

@@ -68,7 +68,7 @@ class ReplayedStep:
         waits = (self.start - self.ready_ns)[:, across]
         for stage in np.unique(self.program[across]).tolist():
             own = waits[:, self.program[across] == stage].sum(axis=1)
-            yield self._met(f"dp of stage {stage}", own[:, None], [stage])
+            yield self._waiting(f"dp of stage {stage}", own[:, None], [stage])
 
     def collectives_across(self) -> Iterator[Waiting]:
         """Collectives in which stages meet: the gradient norm of all ranks, tied embeddings of a pipeline's ends."""
@@ -77,9 +77,9 @@ class ReplayedStep:
             ops = joined[self.graph.label[joined] == label]
             if len(ops) > 1 or self.setters.replicas > 1:
                 waits = (self.start - self.ready_ns)[:, ops]
-                yield self._met(self.graph.labels[label], waits, self.program[ops].tolist())
+                yield self._waiting(self.graph.labels[label], waits, self.program[ops].tolist())
 
-    def _met(self, name: str, waits: NDArray[np.int64], stages: list[int]) -> Waiting:
+    def _waiting(self, name: str, waits: NDArray[np.int64], stages: list[int]) -> Waiting:
         """`waits`: [classes, stages of members]."""
         mean = float((waits * self.sizes[:, None]).sum() / (self.sizes.sum() * waits.shape[1]))
         worst = int(waits.max())

@@ -103,7 +103,7 @@ def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
     """The job of a recipe, on so many GPUs. Raises InputFileError or SpecError."""
     module = module_of(Path(path), Path(path))
     framework = _framework(module.tree)
-    configuration = _trainer_config(module) if framework == XTUNER else _made(module, framework, recipe)
+    configuration = _trainer_config(module) if framework == XTUNER else _make(module, framework, recipe)
     lacking = _rests_on(configuration, framework)
     if lacking:
         remedy = f"give it where it lies in a checkout of {framework}, from a folder above both"
@@ -116,7 +116,7 @@ def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
     return Native(native.framework, native.fields, native.model, unknown, native.where, native.sizes)
 
 
-def _made(module: Module, framework: str, recipe: str) -> Made:
+def _make(module: Module, framework: str, recipe: str) -> Made:
     """What a recipe of the file makes. Raises SpecError that names those that there are."""
     end = ENDS[framework]
     names = [name for name in module.functions if name.endswith(end) and not name.startswith("_")]

@@ -25,12 +25,12 @@ def write(plan: OpenPlan, dp: int, settings: Settings) -> tuple[dict[str, object
     left = with_left_out(plan, WRITTEN | set(degrees), dict.fromkeys(DEGREES, 1))
     micro = plan.micro_batch or 1
     values: dict[str, object] = {name: getattr(plan, field) or 1 for field, name in degrees.items()}
-    values[_named(settings, BATCH, "micro_batch_size" if "base_model" in settings else BATCH[0])] = micro
+    values[_first_set(settings, BATCH, "micro_batch_size" if "base_model" in settings else BATCH[0])] = micro
     if "global_batch_size" in settings:
         values["global_batch_size"] = plan.global_batch
     else:
         values["gradient_accumulation_steps"] = max(1, plan.global_batch // (micro * dp))
-    length = _named(settings, LENGTH, "")
+    length = _first_set(settings, LENGTH, "")
     if length:
         values[length] = plan.seq_len
     elif plan.seq_len is not None:
@@ -49,7 +49,7 @@ def write(plan: OpenPlan, dp: int, settings: Settings) -> tuple[dict[str, object
     return {**values, **(sharded or {})}, tuple(left)
 
 
-def _named(settings: Settings, names: tuple[str, ...], otherwise: str) -> str:
+def _first_set(settings: Settings, names: tuple[str, ...], otherwise: str) -> str:
     return next((name for name in names if settings.get(name) is not None), otherwise)
 
 

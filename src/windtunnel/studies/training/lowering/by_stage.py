@@ -57,10 +57,10 @@ def _joined(steps: Sequence[LoweredStep], of_rank: NDArray[np.int64], crossing: 
     first = steps[0]
     assert all(np.array_equal(first.graph.dep_idx, step.graph.dep_idx) for step in steps[1:]), "steps of other ops"
     base = [0, *accumulate(len(step.segments) for step in steps)]
-    categories, of_category = _named(
+    categories, of_category = _all_names(
         [step.graph.categories for step in steps], base, [f"segment {number}" for number in range(base[-1])]
     )
-    labels, of_label = _named(
+    labels, of_label = _all_names(
         [step.graph.labels for step in steps], base, [name for step in steps for name in step.segment_names]
     )
     crossing_ns, across = crossing
@@ -115,7 +115,7 @@ def _chosen(owner: NDArray[np.int64], columns: Sequence[NDArray[Scalar]]) -> NDA
     return values
 
 
-def _named(
+def _all_names(
     names: Sequence[tuple[str, ...]], base: Sequence[int], heads: list[str]
 ) -> tuple[list[str], list[NDArray[np.int64]]]:
     """Names of all steps together, those of passes first; and of each step, where its own names are in that list."""

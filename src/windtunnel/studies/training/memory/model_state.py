@@ -53,10 +53,10 @@ def state_bytes(
     state = _learning_bytes(layout, dense, expert, adapters)
     if task == "train" or adapters is not None:
         return state
-    return replace(state, parameters=state.parameters + REFERENCE_BYTES * _held(layout, dense, expert))
+    return replace(state, parameters=state.parameters + REFERENCE_BYTES * _on_a_rank(layout, dense, expert))
 
 
-def _held(layout: Layout, dense: float, expert: float) -> float:
+def _on_a_rank(layout: Layout, dense: float, expert: float) -> float:
     """Parameters on a rank, sharded where those that learn are."""
     sharded = (layout.plan.zero_stage or 0) >= 3
     return dense / (layout.shard_group if sharded else 1) + expert / (layout.group("edp").size if sharded else 1)
@@ -103,7 +103,7 @@ def _frozen_bytes(layout: Layout, dense: float, expert: float) -> float:
     Of those in fp8 the transposed copy that Hopper's backward GEMMs read is made when it is read: 70 B parameters and
     their transposes would not fit where MLPerf's runs fit.
     """
-    count = _held(layout, dense, expert)
+    count = _on_a_rank(layout, dense, expert)
     if layout.plan.frozen_dtype != "bf16":
         return FROZEN_BYTES[layout.plan.frozen_dtype] * count
     if layout.plan.precision not in CAST_BYTES:

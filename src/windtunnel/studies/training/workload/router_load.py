@@ -83,7 +83,7 @@ def rank_loads_of(router: RouterLoad | None, layout: Layout) -> RankLoads:
         return RankLoads((1.0,) * n, (1.0,) * n, 1.0, (1.0, 0, 0))
     loads = np.stack([router.rank_loads(layer, ep) for layer in range(n)])
     hottest = loads.max(axis=1)
-    fullest, waits = hottest.copy(), _kept(layout)
+    fullest, waits = hottest.copy(), _wait_on_gpu(layout)
     virtual_stages = layout.schedule_table().virtual_stage
     for row in virtual_stages:
         layers = [layer for stage in row for layer in layout.virtual_layers[stage] if waits[layer]]
@@ -99,7 +99,7 @@ def rank_loads_of(router: RouterLoad | None, layout: Layout) -> RankLoads:
     )
 
 
-def _kept(layout: Layout) -> list[bool]:
+def _wait_on_gpu(layout: Layout) -> list[bool]:
     """Whether a layer's activations wait on the GPU for its backward pass."""
     recomputed, offloaded = layout.plan.recompute_layers, layout.plan.offload_activations
     waits = [layer >= offloaded for layer in range(layout.model.n_layers)]

@@ -86,7 +86,9 @@ def attention_shares(lengths: Lengths, layout: Layout, seed: int, draw: int = 0)
     upto /= upto[-1]
     for replica in range(layout.dp):
         generator = np.random.default_rng((seed, 0x5E0, draw, replica))
-        packed = packed_shares(_drawn(lengths, upto, sequences * plan.seq_len, generator), plan.seq_len, sequences)
+        packed = packed_shares(
+            _draw_documents(lengths, upto, sequences * plan.seq_len, generator), plan.seq_len, sequences
+        )
         shares[replica] = packed.reshape(layout.micro_batches, plan.micro_batch).mean(axis=1)
     return shares
 
@@ -129,7 +131,7 @@ def micro_batch_of(step: LoweredStep) -> NDArray[np.int64]:
     return micro_batch
 
 
-def _drawn(
+def _draw_documents(
     lengths: Lengths, upto: NDArray[np.float64], tokens: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
     """Documents that together have at least so many tokens. `upto`: share of documents up to each length."""

@@ -72,10 +72,10 @@ class Topology:
         least = strength == UNCONSTRAINED
         level = len(self.levels) - 1 if least else self.level(name)
         assert level is not None, f"{owner.topology!r} is no request of this cluster"
-        chosen = _one(self._domains(level, rooms), pods)
+        chosen = _tightest(self._domains(level, rooms), pods)
         while chosen is None and strength == PREFERRED and level > 0:
             level -= 1
-            chosen = _one(self._domains(level, rooms), pods)
+            chosen = _tightest(self._domains(level, rooms), pods)
         if chosen is None and strength != REQUIRED:
             chosen = _few(self._domains(level, rooms), pods, least=least)
         if not chosen:
@@ -97,7 +97,7 @@ class Topology:
 FLAT = Topology(())
 
 
-def _one(domains: Iterable[Domain], pods: int) -> list[Domain] | None:
+def _tightest(domains: Iterable[Domain], pods: int) -> list[Domain] | None:
     """The domain with least room that holds all."""
     best = min((domain for domain in domains if domain[0] >= pods), default=None)
     return None if best is None else [(pods, best[1])]
@@ -110,7 +110,7 @@ def _few(domains: Iterable[Domain], pods: int, *, least: bool) -> list[Domain] |
     )
     chosen: list[Domain] = []
     while left and pods:
-        last = None if least else _one(left, pods)
+        last = None if least else _tightest(left, pods)
         room, number = last[0] if last else left.pop(0)
         chosen.append((min(room, pods), number))
         pods -= chosen[-1][0]

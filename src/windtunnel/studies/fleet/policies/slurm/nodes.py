@@ -87,9 +87,9 @@ class Free:
         placement = tuple((node, self.per_node) for node in nodes)
         if not rest:
             return placement
-        return (*placement, (self._one(rest, among & ~mask_of(nodes)), rest))
+        return (*placement, (self._part_of_a_node(rest, among & ~mask_of(nodes)), rest))
 
-    def _one(self, rest: int, among: int) -> int:
+    def _part_of_a_node(self, rest: int, among: int) -> int:
         """The node for less than a node."""
         best: tuple[int, int] | None = None
         chosen = -1
