@@ -38,7 +38,7 @@ def test_families_of_structures_find_what_single_ones_do(case: str, monkeypatch:
     space = space_of(case)
     assert any(len(family.pipelines) > 1 for family in families(space))
     search, large = searched(space)
-    assert large.found[0].layout.asked == flat.found[0].layout.asked
+    assert large.plans[0].layout.user_plan == flat.plans[0].layout.user_plan
     assert (large.gap, large.counts.legal, large.counts.structures) == (0.0, flat.counts.legal, flat.counts.structures)
     assert len(list(structures(space))) == flat.counts.structures
     budget = Budget(10**9, float("inf"))  # enough for all: what other choices cost is the same
@@ -97,7 +97,7 @@ def test_where_nothing_fits_each_plan_needs_more_than_there_is(case: str) -> Non
     needed: dict[tuple[int, ...], int] = {}
     for structure in structures(space):
         for saving in savings(space, structure):
-            laid = laid_out(space.model, space.cluster, structure.asked.with_fields(saving))
+            laid = laid_out(space.model, space.cluster, structure.user_plan.with_fields(saving))
             least, plan = search.bounds.memory_bytes(laid), laid.plan
             assert search.bounds.even_state_bytes(laid) <= search.bounds.state_bytes(laid) <= least
             assert least > search.space.cluster.gpu.usable_memory_bytes or not search.state_alone

@@ -52,7 +52,7 @@ PLANS = st.fixed_dictionaries(
 
 def _resolved(fields: dict[str, Any], mixture: bool) -> dict[str, Any]:
     layout = resolve(MIXTURE if mixture else DENSE, CLUSTER, read_plan(fields))
-    asked = {"etp": layout.asked.etp, "schedule": layout.schedule, "dp": layout.dp}
+    asked = {"etp": layout.user_plan.etp, "schedule": layout.schedule, "dp": layout.dp}
     asked |= {"experts_impl": layout.experts_impl if mixture else None}
     return {**layout.plan.to_dict(), **asked}
 

@@ -55,7 +55,7 @@ class Leased(LoanClock):
         self.leases = []
 
     def _book(self, job, now_ns):
-        for kind, held in ((None, job.held), (Kind.ELASTIC, job.extra)):
+        for kind, held in ((None, job.base_gpus), (Kind.ELASTIC, job.extra)):
             for server, count in held if now_ns > job.booked_ns else ():
                 pool, own = ("training", Kind.OWN) if server < self.own else ("serving", Kind.LOANED)
                 path, holder = ("here", pool, f"server-{server}"), str(job.index)

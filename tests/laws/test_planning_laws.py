@@ -38,7 +38,7 @@ def sample_of_plans(space: Space, number: int, seed: int) -> list:
 
 
 def fixed(space: Space, layout) -> Space:
-    plan = layout.asked
+    plan = layout.user_plan
     names = ("tp", "pp", "cp", "cp_kind", "ep", "etp", "micro_batch", "virtual_stages", "schedule", "compile")
     return Space(space.model, space.cluster, {**space.given, **{n: getattr(plan, n) for n in names}})
 
@@ -92,7 +92,7 @@ def test_the_memory_bound_counts_every_piece_in_flight() -> None:
 def test_a_replay_is_what_predict_says() -> None:
     space = space_of(*CASES[0][:4])
     for layout in sample_of_plans(space, 4, seed=1):
-        result = predict(space.model, space.cluster, layout.asked)
+        result = predict(space.model, space.cluster, layout.user_plan)
         found = replayed(layout)
         assert found.step_ns == result.step_time_ns
         assert found.peak_bytes == result.peak_memory.device_bytes

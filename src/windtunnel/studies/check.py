@@ -38,7 +38,7 @@ class Finding:
 
     rule: str
     passed: bool
-    said: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
                 "n_gpus": gpus,
                 "peak_memory_bytes": replay.peak_bytes,
             }
-            inputs |= {f"plan.{name}": value for name, value in layout.asked.stated().items()}
+            inputs |= {f"plan.{name}": value for name, value in layout.user_plan.stated().items()}
             journal.add({"status": "ok", "inputs": inputs, "outputs": outputs})
 
         yield add_row

@@ -131,7 +131,7 @@ def check_document(answer: Checked) -> Document:
     """The rules, and whether they are kept."""
     broken = [finding for finding in answer.findings if not finding.passed]
     text = (
-        f"Not to be submitted: {broken[0].rule} is broken, {broken[0].said}."
+        f"Not to be submitted: {broken[0].rule} is broken, {broken[0].text}."
         if broken
         else "It may be submitted: every rule is kept."
     )
@@ -152,7 +152,7 @@ def check_document(answer: Checked) -> Document:
                 "Rules",
                 (Column("fail if"), Column(""), Column("found")),
                 [
-                    (finding.rule, "kept" if finding.passed else "BROKEN", plain(finding.said))
+                    (finding.rule, "kept" if finding.passed else "BROKEN", plain(finding.text))
                     for finding in answer.findings
                 ],
                 most=len(answer.findings),
@@ -167,7 +167,7 @@ def github_lines(answer: Checked, path: str) -> list[str]:
     """The broken rules as annotations of a GitHub Action."""
     file = path.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
     return [
-        f"::error file={file},title=windtunnel {finding.rule}::{plain(finding.said).replace('%', '%25')}"
+        f"::error file={file},title=windtunnel {finding.rule}::{plain(finding.text).replace('%', '%25')}"
         for finding in answer.findings
         if not finding.passed
     ]

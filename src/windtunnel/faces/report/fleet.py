@@ -106,7 +106,7 @@ class Fleet:
 
 def answer_document(fleet_answer: FleetAnswer) -> Document:
     """What the command line answers."""
-    own = fleet_answer.named
+    own = fleet_answer.run
     bands = [figure["bands"] for figure in fleet_answer.figures if "bands" in figure]
     where = (own["trace"], own["cluster"], own["gpus"])
     omissions = {line for outcome in fleet_answer.outcomes for line in left_out(outcome)}

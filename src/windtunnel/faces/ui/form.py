@@ -107,7 +107,7 @@ class Asked:
             raise SpecError(name.removeprefix("plan."), error.value, error.remedy) from None
         return predict, stated.notes
 
-    def settled(self) -> dict[str, object]:
+    def plan_fields(self) -> dict[str, object]:
         """The fields of the plan; with a file, those that it says as well."""
         if self.plan_file is None and not is_stated(self.model):
             return dict(self.plan)
@@ -115,7 +115,7 @@ class Asked:
 
     def as_python(self) -> str:
         """The question as a call of the library."""
-        arguments = [repr(self.model), repr(self.cluster), repr(self.settled())]
+        arguments = [repr(self.model), repr(self.cluster), repr(self.plan_fields())]
         values = {name: getattr(self.scenario, name) for name in NAMES} | {"slow": list(self.scenario.slow)}
         arguments += [f"{name}={value!r}" for name, value in values.items() if value]
         return f"import windtunnel\n\nresult = windtunnel.predict({', '.join(arguments)})\n"
@@ -124,7 +124,7 @@ class Asked:
         """The plan as a file."""
         from windtunnel.files.document import to_yaml
 
-        return to_yaml(json.loads(json.dumps(self.settled())))
+        return to_yaml(json.loads(json.dumps(self.plan_fields())))
 
 
 def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:

@@ -61,7 +61,7 @@ class Job:
     begun_s: float
     state: str  # running, done, failed, stopped
     status: int | None
-    said: str  # the last lines of its progress
+    progress: str  # the last lines of its progress
     report: bool
 
     @property

@@ -148,7 +148,7 @@ class Page:
         """Begin a search for the best plan of a filled form's model on its cluster; the job's name."""
         form = asked_of(values, self.jobs.uploads)
         form.question()  # says what is wrong before anything runs
-        settings = form.settled()
+        settings = form.plan_fields()
         words = [Path(form.model).name, "--cluster", Path(form.cluster).name]  # a dropped file by its name alone
         for name in SEARCH_KEEPS:
             if name in settings:

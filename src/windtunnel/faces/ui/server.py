@@ -160,7 +160,7 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
                     points, offset = await run_in_threadpool(journalled, folder, offset)
                     if points:
                         yield f"event: points\ndata: {json.dumps(points)}\n\n".encode()
-                state = json.dumps({"state": job.state, "said": job.said})
+                state = json.dumps({"state": job.state, "said": job.progress})
                 if state != before:
                     yield f"data: {state}\n\n".encode()
                     before = state

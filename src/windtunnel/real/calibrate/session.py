@@ -109,7 +109,7 @@ class Session:
     found: Found
     budget_s: float
     spent_before_s: float
-    begun: float  # time.monotonic() when the command started
+    start_s: float  # time.monotonic() when the command started
     report: Report
     only: tuple[str, ...] = ()
     pools: dict[str, Pool] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Session:
     @property
     def spent_s(self) -> float:
         """Seconds of the budget that are spent, by earlier runs too."""
-        return self.spent_before_s + time.monotonic() - self.begun
+        return self.spent_before_s + time.monotonic() - self.start_s
 
     def note(self, text: str) -> None:
         """Remember something that the reader of the file should know."""

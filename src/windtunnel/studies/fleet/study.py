@@ -110,7 +110,7 @@ class RunOf(TypedDict):
 class FleetAnswer(Answer):
     """Each policy's figures, of one run or as bands over seeds, and what they are of."""
 
-    named: RunOf
+    run: RunOf
     figures: tuple[dict[str, Any], ...]
     outcomes: tuple[Outcome, ...] = ()  # none where the figures are bands
     warnings: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class FleetAnswer(Answer):
 
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
-        document = by_policy(self.figures) | dict(self.named)
+        document = by_policy(self.figures) | dict(self.run)
         if self.outcomes:
             document["left_out"] = self.left_out
         if self.files:
@@ -141,7 +141,7 @@ class FleetAnswer(Answer):
     @property
     def provenance(self) -> dict[str, object]:
         """Whose jobs they are."""
-        return {"jobs": self.named["trace"]}
+        return {"jobs": self.run["trace"]}
 
 
 def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False) -> FleetAnswer:

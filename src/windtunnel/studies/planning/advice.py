@@ -124,7 +124,7 @@ def _asked_again(best: Sequence[_Tried], result: Result, again: Again, fits: boo
     advices = []
     for candidate in best[:ASKED_AGAIN]:
         try:
-            other = again(candidate.layout.cluster, candidate.layout.asked)
+            other = again(candidate.layout.cluster, candidate.layout.user_plan)
         except UserError:  # e.g. a disturbance of a stage that is gone
             continue
         helps = not fits or other.step_time_ns < result.step_time_ns * (1.0 - WORTH)
@@ -228,10 +228,12 @@ def _larger(base: Layout) -> tuple[list[_Tried], int]:
     for doubling in range(1, DOUBLINGS + 1):
         more = base.cluster.n_gpus * 2**doubling
         try:
-            layout = laid_out(base.model, cluster_with(base.cluster, n_gpus=more), base.asked.with_fields({"dp": None}))
+            layout = laid_out(
+                base.model, cluster_with(base.cluster, n_gpus=more), base.user_plan.with_fields({"dp": None})
+            )
         except UserError:
             continue
-        fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})
+        fields = {"n_gpus": more} | ({} if base.user_plan.dp is None else {"dp": layout.dp})
         candidate = _try_out(
             Change(fields, PLAN, layout), int(base.cluster.gpu.usable_memory_bytes * (1.0 - HEAD_ROOM))
         )

@@ -37,7 +37,7 @@ AT_ONCE = float("-inf")
 
 def predicted(layout: Layout) -> Result:
     """What `predict` says of a plan, without the excerpt of its timeline."""
-    return replace(predict(layout.model, layout.cluster, layout.asked), excerpt=())
+    return replace(predict(layout.model, layout.cluster, layout.user_plan), excerpt=())
 
 
 ASKED: tuple[Callable[[Layout], object], ...] = (memory_bytes, step_ns, predicted)
@@ -103,7 +103,7 @@ class Ahead(Exact):
             if job not in self._jobs:
                 self._jobs[job] = (layout.cluster, layout.model)
                 self._connection.send((job, self._jobs[job]))
-            self._connection.send((bound, number, what, job, layout.asked))
+            self._connection.send((bound, number, what, job, layout.user_plan))
         except OSError:  # it is gone
             self._connection = None
 

@@ -70,12 +70,12 @@ def change_fields(base: Layout, fields: Mapping[str, object]) -> Change | None:
     """The plan with these fields, and with what they take with them; None where that cannot be."""
     for extra in ({}, *_companions(base, fields)):
         every = {**fields, **extra}
-        free = {"dp": None} if base.asked.dp is not None else {}
+        free = {"dp": None} if base.user_plan.dp is not None else {}
         try:
-            layout = laid_out(base.model, base.cluster, base.asked.with_fields({**every, **free}))
+            layout = laid_out(base.model, base.cluster, base.user_plan.with_fields({**every, **free}))
         except UserError:
             continue
-        if base.asked.dp is not None and layout.dp != base.asked.dp:
+        if base.user_plan.dp is not None and layout.dp != base.user_plan.dp:
             every["dp"] = layout.dp
         return Change(every, _kind(base, layout, fields), layout)
     return None
@@ -96,7 +96,7 @@ def _key(layout: Layout) -> tuple[object, ...]:
 
 def _companions(base: Layout, fields: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """What one change needs beside it, least first."""
-    plan = base.asked
+    plan = base.user_plan
     if fields.get("virtual_stages", 1) != 1 and plan.schedule not in (None, "interleaved"):
         yield {"schedule": "interleaved"}
     if fields.get("virtual_stages") == 1 and plan.schedule == "interleaved":
@@ -203,7 +203,7 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
             return True
         if layout.schedule != "interleaved":
             return layout.schedule in has.schedules or (name == "pp" and layout.schedule == base.schedule)
-        if plan.framework == "megatron" and not interleaves(plan.pp, layout.asked.overlap_p2p):
+        if plan.framework == "megatron" and not interleaves(plan.pp, layout.user_plan.overlap_p2p):
             return False
         stages, layers = plan.pp * plan.virtual_stages, layout.model.n_layers
         return has.interleaves and (layers % stages == 0 or (layers + 2) % stages == 0)
@@ -224,4 +224,4 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
 
 
 def _habit(layout: Layout, name: str) -> object:
-    return getattr(laid_out(layout.model, layout.cluster, layout.asked.with_fields({name: None})).plan, name)
+    return getattr(laid_out(layout.model, layout.cluster, layout.user_plan.with_fields({name: None})).plan, name)

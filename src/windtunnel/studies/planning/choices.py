@@ -59,7 +59,7 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
             break
         for name, values in _values(search.space, node, seen):
             for value in values:
-                least.setdefault((name, value), (node.key, node.found is not None))
+                least.setdefault((name, value), (node.key, node.result is not None))
     chosen = best.layout.plan
     others = {key: value for key, value in least.items() if key[1] is not None and getattr(chosen, key[0]) != key[1]}
     for (name, value), (_, exact) in sorted(others.items(), key=lambda choice: choice[1][0]):
@@ -78,7 +78,7 @@ def _searched(search: Search, nodes: list[Node], name: str, value: object, budge
         if not _admits(search.space, node, name, value):
             at += 1
             continue
-        least, exact = node.key, node.found is not None
+        least, exact = node.key, node.result is not None
         if exact or not budget.take(node):
             return least, exact
         del nodes[at]

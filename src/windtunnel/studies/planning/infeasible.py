@@ -30,7 +30,7 @@ def nearest(search: Search, missed: Sequence[Missed]) -> tuple[Miss, ...]:
     exact.sort(key=lambda pair: pair[0])
     return tuple(
         Miss(
-            layout.asked.stated(),
+            layout.user_plan.stated(),
             needed,
             layout.cluster.gpu.usable_memory_bytes,
             at_least=False,
@@ -71,7 +71,7 @@ def _offloaded(model: Model, cluster: Cluster, search: Search, missed: Sequence[
         fitting = []
         for miss in missed:
             try:
-                layout = laid_out(model, cluster, miss.layout.asked.with_fields(update))
+                layout = laid_out(model, cluster, miss.layout.user_plan.with_fields(update))
             except UserError:
                 continue
             if memory_bytes(layout, usable) <= usable and host_holds(layout):
@@ -98,4 +98,4 @@ def _any_that_fits(model: Model, cluster: Cluster, constraints: Mapping[str, obj
         answer = search.run(1, WITHIN_S)
     except UserError:
         return None
-    return answer.found[0].layout if answer.found else None
+    return answer.plans[0].layout if answer.plans else None

@@ -108,7 +108,7 @@ def host_holds(layout: Layout) -> bool:
     if not away:
         return True
     cluster = layout.cluster
-    moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.with_fields(away))) - memory_bytes(layout)
+    moved = memory_bytes(laid_out(layout.model, cluster, layout.user_plan.with_fields(away))) - memory_bytes(layout)
     return moved * min(cluster.gpus_per_node, cluster.n_gpus) <= HOST_SHARE * cluster.host.memory_bytes
 
 

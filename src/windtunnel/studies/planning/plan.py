@@ -161,10 +161,10 @@ def plan(
         )
         if mixed is not None and by_stage:
             own = ByStage(mixed)
-            search = Search(space, own, told=told, memory=own.memory, step=own.step, head_room=head_room)
+            search = Search(space, own, listener=told, memory=own.memory, step=own.step, head_room=head_room)
         else:
             search = Search(
-                space, Bounds(straggling(hardware)), goal, told=told,
+                space, Bounds(straggling(hardware)), goal, listener=told,
                 memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon, head_room=head_room,
             )  # fmt: skip
         most = max(top, OF_ENERGY) if objective == "energy" else top
@@ -177,7 +177,7 @@ def plan(
         incumbent = searches.get(hardware.n_gpus)
         if incumbent is None or _best_ns(answer) < _best_ns(incumbent[1]):
             searches[hardware.n_gpus] = (search, answer)
-        if pareto and answer.found:
+        if pareto and answer.plans:
             answers += [(hardware, more) for more in _with_headroom(search, answer, ends)]
         if objective == "memory":
             smaller, least = _least_memory(search, answer, ends)
@@ -195,7 +195,7 @@ def plan(
             each.score_ns / trouble.most_progress if trouble else None,
         )
         for hardware, answer in answers
-        for each in answer.found
+        for each in answer.plans
         if each.score_ns < float("inf")
     ]
     ranked = best_first(plans, objective)
@@ -213,10 +213,10 @@ def plan(
 
         finalists = ranked[:FINALISTS]
         for gpus_of_it, (search, answer) in searches.items():
-            if answer.found and constraints.get("zero_stage") is None:
+            if answer.plans and constraints.get("zero_stage") is None:
                 finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price)
         attempts = try_techniques(best_first(finalists, objective), trials, rewritten)
-        ranked = best_first([*plans, *attempts.found], objective)
+        ranked = best_first([*plans, *attempts.plans], objective)
     main = next(
         (answer for hardware, answer in answers if ranked and hardware.n_gpus == ranked[0].n_gpus), answers[0][1]
     )
@@ -224,7 +224,7 @@ def plan(
     if ranked and objective in BY_TIME:
         search, answer = searches[ranked[0].n_gpus]
         worth = choices(
-            search, answer.found[0], _budget(choices_within_s, None if within_s is None else start_s + within_s)
+            search, answer.plans[0], _budget(choices_within_s, None if within_s is None else start_s + within_s)
         )
     # Of searches of the whole space alone: those with less memory are over the same plans again.
     whole = [(hardware.n_gpus, answer) for hardware, answer in answers if id(answer) in whole_space]
@@ -309,7 +309,7 @@ def _energy_gap(best: Planned, cluster: Cluster | MixedCluster, bounds_s: Sequen
 
 
 def _best_ns(answer: Answer) -> float:
-    return answer.found[0].score_ns if answer.found else float("inf")
+    return answer.plans[0].score_ns if answer.plans else float("inf")
 
 
 def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
@@ -354,10 +354,10 @@ def _with_headroom(search: Search, answer: Answer, ends: float) -> list[Answer]:
     answers = []
     each = None if ends == inf else max(0.0, ends - monotonic()) / HEADROOM_STEPS
     for _ in range(HEADROOM_STEPS):
-        capacity = int(answer.found[0].replay.peak_bytes * 0.95)
+        capacity = int(answer.plans[0].replay.peak_bytes * 0.95)
         again = replace(search, capacity_bytes=capacity)
         answer = again.run(1, each)
-        if not answer.found:
+        if not answer.plans:
             break
         answers.append(answer)
     return answers
@@ -368,15 +368,15 @@ def _least_memory(search: Search, answer: Answer, ends: float) -> tuple[list[Ans
 
     Halves what is left between a plan that was found and a capacity in which none fits.
     """
-    if not answer.found:
+    if not answer.plans:
         return [], 0.0 if answer.gap else inf
     answers: list[Answer] = []
-    least, most = 0, min(candidate.replay.peak_bytes for candidate in answer.found)
+    least, most = 0, min(candidate.replay.peak_bytes for candidate in answer.plans)
     while most - least > LEAST_WITHIN * most and monotonic() < ends:
         capacity = (least + most) // 2
         again = replace(search, capacity_bytes=capacity).run(1, None if ends == inf else ends - monotonic())
-        if again.found:
-            most = again.found[0].replay.peak_bytes
+        if again.plans:
+            most = again.plans[0].replay.peak_bytes
             answers.append(again)
         elif again.gap == 0.0:
             least = capacity
@@ -391,9 +391,9 @@ def _plainly_sharded(
     """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
     plans = []
     for zero in (0, 1):
-        space = replace(search.space, given={**search.space.given, "zero_stage": zero}, counts={})
-        answer = replace(search, space=space, told=None).run(1, PLAINLY_WITHIN_S)
-        plans += [_planned(exact, cluster, candidate.layout, words, price, None) for candidate in answer.found]
+        space = replace(search.space, fixed={**search.space.fixed, "zero_stage": zero}, counts={})
+        answer = replace(search, space=space, listener=None).run(1, PLAINLY_WITHIN_S)
+        plans += [_planned(exact, cluster, candidate.layout, words, price, None) for candidate in answer.plans]
     return plans
 
 
@@ -406,8 +406,8 @@ def _planned(
     score_ns: float | None,
 ) -> Planned:
     plain = isinstance(cluster, Cluster)
-    result = exact.predicted(layout) if plain else predict(layout.model, cluster, layout.asked)
-    return _answer(result, cluster, layout.asked, words, price, score_ns)
+    result = exact.predicted(layout) if plain else predict(layout.model, cluster, layout.user_plan)
+    return _answer(result, cluster, layout.user_plan, words, price, score_ns)
 
 
 def _answer(

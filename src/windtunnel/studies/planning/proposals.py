@@ -135,7 +135,7 @@ def _of(advice: Advice, base: Layout, launch: str | None, note: str) -> Proposal
 
 def _diff(changes: Mapping[str, object], base: Layout, launch: str) -> str:
     """The change of the user's file; empty where the file, patched, does not say the plan that was predicted."""
-    plan, n_gpus = base.asked, base.cluster.n_gpus
+    plan, n_gpus = base.user_plan, base.cluster.n_gpus
     free = {"dp": None} if plan.dp is not None else {}
     changed = plan.with_fields({**free, **changes})
     wanted = laid_out(base.model, base.cluster, changed)

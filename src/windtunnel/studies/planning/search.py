@@ -88,7 +88,7 @@ class Counts:
 class Answer:
     """What a search found. `gap`: 0 where it is proven that nothing in the space is faster, or that nothing fits."""
 
-    found: tuple[Found, ...]
+    plans: tuple[Found, ...]
     counts: Counts
     gap: float
     bound_ns: float  # no plan of the space is faster than this
@@ -120,7 +120,7 @@ class Node:
     number: int
     layout: Layout = field(compare=False)
     saving: dict[str, object] = field(compare=False, default_factory=dict)
-    found: Found | None = field(compare=False, default=None)
+    result: Found | None = field(compare=False, default=None)
     needed_bytes: int = field(compare=False, default=0)  # of one plan: switches leave memory as it is
     family: Family | None = field(compare=False, default=None)
 
@@ -134,7 +134,7 @@ class Search:
     objective: Objective = step_time
     capacity_bytes: int | None = None  # less than the device's, where little memory is asked for
     head_room: float = 0.0  # of the device's memory, left free
-    told: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
+    listener: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
     memory: Callable[[Layout], int] = memory_bytes  # exact, held against the capacity of the layout's own GPU
     step: Callable[[Layout], int] = step_ns  # replayed
     counts_nodes: bool = False  # in place of time, so that the answer is the same on every machine
@@ -171,12 +171,12 @@ class Search:
                     self._deep(best, ends)
                     continue
                 node = heapq.heappop(self._heap)
-                if node.found is None:
+                if node.result is None:
                     self._take(node, best)
                     continue
                 self._told.append(node)
                 if not any(_kind(self.space, answer.layout) == _kind(self.space, node.layout) for answer in answers):
-                    answers.append(node.found)
+                    answers.append(node.result)
                     if self.soon is not None:
                         self.soon(RESULT, node.key, node.layout)
             if unlisted is None or self._over(self._now(), ends, best):
@@ -238,7 +238,7 @@ class Search:
                 yield Unmeasured(structure, self._least_state(structure, self.bounds.state_bytes))
             return
         for saving in savings(self.space, layout) if unfit.saving is None else (unfit.saving,):
-            laid = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
+            laid = laid_out(layout.model, layout.cluster, layout.user_plan.with_fields(saving))
             yield Missed(laid, self.bounds.memory_bytes(laid), exact=False)
 
     def _even_state(self, layout: Layout) -> int:
@@ -261,7 +261,7 @@ class Search:
             if sharded in least:
                 continue
             try:
-                least[sharded] = state(laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving)))
+                least[sharded] = state(laid_out(layout.model, layout.cluster, layout.user_plan.with_fields(saving)))
             except UserError:
                 return 0
             if least[sharded] <= self._capacity(layout):
@@ -317,7 +317,7 @@ class Search:
         waiting, self._heap = self._heap, []
         while True:
             for node in waiting:
-                heapq.heappush(order, (-node.level, node)) if node.found is None else aside.append(node)
+                heapq.heappush(order, (-node.level, node)) if node.result is None else aside.append(node)
             if not order or self._over(self._now(), ends, best):
                 break
             _, node = heapq.heappop(order)
@@ -406,7 +406,7 @@ class Search:
                 self._lost_unmeasured(layout, saving, too_much[sharded])
                 continue
             try:
-                variant = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
+                variant = laid_out(layout.model, layout.cluster, layout.user_plan.with_fields(saving))
             except UserError as error:  # a saving is legal wherever its structure is; a given one may not be
                 self._refused(layout, saving, error)
                 continue
@@ -443,7 +443,7 @@ class Search:
         options, first = self._options(node), True
         for chosen in product(*options.values()):
             update = dict(zip(options, chosen, strict=True))
-            variant = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.with_fields(update))
+            variant = laid_out(node.layout.model, node.layout.cluster, node.layout.user_plan.with_fields(update))
             least = max(node.key, self.bounds.leaf_ns(variant, options))
             self._push(least, LEAF, variant, node.saving, needed)
             if first and self.soon is not None:
@@ -458,8 +458,8 @@ class Search:
         self.counts.replayed += 1
         assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
         plan = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
-        if self.told is not None:
-            self.told(node.layout, replay)
+        if self.listener is not None:
+            self.listener(node.layout, replay)
         self._number += 1
         heapq.heappush(self._heap, Node(plan.score_ns, REPLAYED, self._number, node.layout, node.saving, plan))
         yield plan

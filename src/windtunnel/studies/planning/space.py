@@ -58,7 +58,7 @@ class Space:
 
     model: Model
     cluster: Cluster
-    given: Mapping[str, Any]
+    fixed: Mapping[str, Any]
     counts: dict[tuple[object, ...], int] = field(default_factory=dict)
     pipelines: dict[object, int] = field(default_factory=dict)  # layers of the largest stage; 0: not legal
     mixed: MixedCluster | None = None  # what `cluster` stands for, where it is of several types
@@ -67,17 +67,17 @@ class Space:
     @property
     def framework(self) -> str:
         """Whose features the space has."""
-        return str(self.given.get("framework", "megatron"))
+        return str(self.fixed.get("framework", "megatron"))
 
     @property
     def features(self) -> Features:
         """Of that framework, in the release and with the optimizer and the format that are given."""
-        release, muon = self.given.get("release"), self.given.get("optimizer") == "muon"
-        return features_of(self.framework, release, muon, self.given.get("precision") == "mxfp8")
+        release, muon = self.fixed.get("release"), self.fixed.get("optimizer") == "muon"
+        return features_of(self.framework, release, muon, self.fixed.get("precision") == "mxfp8")
 
     def values(self, name: str, open_values: tuple[object, ...]) -> tuple[Any, ...]:
         """The values of one field: the given one, or those of an open one."""
-        return (self.given[name],) if self.given.get(name) is not None else open_values
+        return (self.fixed[name],) if self.fixed.get(name) is not None else open_values
 
     @cached_property
     def mixture(self) -> bool:
@@ -111,7 +111,7 @@ def families(space: Space) -> Iterator[Family]:
 
     Those come first that recipes choose: tensor parallelism inside a scale-up domain, no context parallelism.
     """
-    base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
+    base = Plan(**{**_read(space.fixed), "micro_batch": space.fixed.get("micro_batch") or 1})
     shapes = list(_shapes(space))
     large = sum(prod(map(len, options.values())) * len(ways) for _, options, ways in shapes) > FLAT_MOST
     shapes.sort(key=lambda shape: (shape[0]["tp"] > space.cluster.gpus_in_domain, shape[0]["cp"]))
@@ -129,13 +129,13 @@ def members(space: Space, family: Family) -> Iterator[Layout]:
         if pipeline == family.pipelines[0]:
             yield family.layout
         else:
-            yield laid_out(space.model, space.cluster, family.layout.asked.with_fields(_pipeline_fields(pipeline)))
+            yield laid_out(space.model, space.cluster, family.layout.user_plan.with_fields(_pipeline_fields(pipeline)))
 
 
 def _family(space: Space, base: Plan, fields: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> Family | None:
     """A pipeline is legal for all that have its depth and its number of micro-batches, or for none of them."""
     replicas = space.cluster.n_gpus // (fields["tp"] * fields["pp"] * fields["cp"])
-    shape = fields["pp"], space.given["global_batch"] // (replicas * fields["micro_batch"])
+    shape = fields["pp"], space.fixed["global_batch"] // (replicas * fields["micro_batch"])
     remembered = space.pipelines if space.mixed is None else {}
     first: Layout | None = None
     refused: list[Pipeline] = []
@@ -184,12 +184,12 @@ def _check_placed(space: Space, layout: Layout) -> None:
         return
     stages_of(layout, space.mixed)
     for other in space.mixed.clusters_on_own_network()[1:]:
-        laid_out(space.model, other, layout.asked)
+        laid_out(space.model, other, layout.user_plan)
 
 
 def first_refusal(space: Space) -> UserError | None:
     """Why the first structure that was refused was refused, or the fields that are given alone; None if neither was."""
-    base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
+    base = Plan(**{**_read(space.fixed), "micro_batch": space.fixed.get("micro_batch") or 1})
     for fields, ways in _candidates(_shapes(space)):
         for pipeline in ways:
             try:
@@ -227,7 +227,7 @@ def _shapes(space: Space) -> Iterator[Shape]:
     heads = 0
     for layer in model.layers:
         heads = gcd(heads, layer.attention.heads)
-    batch, length = space.given["global_batch"], space.given["seq_len"]
+    batch, length = space.fixed["global_batch"], space.fixed["seq_len"]
     degrees = divisors(n)
     tensor = [tp for tp in degrees if heads % tp == 0] if has.tensor else [1]
     stages = [pp for pp in degrees if pp <= model.n_layers + 2]
@@ -241,7 +241,7 @@ def _shapes(space: Space) -> Iterator[Shape]:
         if n % (tp * pp * cp):
             continue
         dp = n // (tp * pp * cp)
-        if batch % dp or (space.given.get("dp") or dp) != dp:
+        if batch % dp or (space.fixed.get("dp") or dp) != dp:
             continue
         parts = micro_batches(batch // dp, length // cp)
         options = {
@@ -252,13 +252,13 @@ def _shapes(space: Space) -> Iterator[Shape]:
             "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
             "compile": space.values("compile", has.compile),
         }
-        ways = pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types)
+        ways = pipelines(_interleaving(space, pp), space.fixed, model.n_layers, pp, types)
         yield {"tp": tp, "pp": pp, "cp": cp}, options, ways
 
 
 def _interleaving(space: Space, pp: int) -> Features:
     """What the framework has for a pipeline of so many ranks."""
-    refused = space.framework == "megatron" and not interleaves(pp, space.given.get("overlap_p2p"))
+    refused = space.framework == "megatron" and not interleaves(pp, space.fixed.get("overlap_p2p"))
     return replace(space.features, interleaves=False) if refused else space.features
 
 
@@ -295,7 +295,7 @@ def savings(space: Space, layout: Layout, largest: int | None = None) -> tuple[d
     most = largest or max(len(layers) for layers in layout.virtual_layers)
     replicas = layout.dp * plan.cp
     near = max(1, layout.cluster.gpus_in_domain // plan.tp)
-    constraints = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
+    constraints = tuple((name, space.fixed[name]) for name in SAVINGS if space.fixed.get(name) is not None)
     return _savings(space.features, space.mixture, plan.pp > 1, most, replicas, near, constraints)
 
 

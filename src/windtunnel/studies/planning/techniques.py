@@ -30,7 +30,7 @@ Priced = Callable[[Planned, tuple[str, ...]], Planned | None]  # None: does not 
 class Tried:
     """What came of it. `skipped`: by technique, why it could not be tried on any finalist."""
 
-    found: tuple[Planned, ...]
+    plans: tuple[Planned, ...]
     finalists: int = 0
     predicted: int = 0
     unfit_pairs: int = 0  # that do not go together

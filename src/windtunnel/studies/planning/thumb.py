@@ -32,7 +32,7 @@ def rule_of_thumb(space: Space) -> Layout | None:
                 among = space.cluster.n_gpus // (pp if space.features.folds else tp * pp)
                 spread = [ep for ep in divisors(shared_experts(space.model)) if ep <= domain and among % ep == 0]
                 open_fields |= {"ep": spread[-1], "etp": min(expert_degrees(tp, folds=space.features.folds))}
-            fields = {**open_fields, **{name: value for name, value in space.given.items() if value is not None}}
+            fields = {**open_fields, **{name: value for name, value in space.fixed.items() if value is not None}}
             try:
                 layout = laid_out(space.model, space.cluster, Plan(**fields))
                 if space.mixed is not None:

@@ -25,7 +25,7 @@ _LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
 
 def captured_excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> Callable[[], tuple[Interval, ...]]:
     """Intervals by captured program and time: made when they are read where the step is small enough to be kept."""
-    if now.made.step.graph.n_ops <= KEPT_OPS:
+    if now.step.step.graph.n_ops <= KEPT_OPS:
         return lambda: _excerpt(priced, now)
     made = _excerpt(priced, now)
     return lambda: made
@@ -42,8 +42,8 @@ def _excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Interval,
 
 def _rest(now: Replayed[CapturedGraph], rows: list[Interval], number: int) -> Iterator[Interval]:
     """What of a program follows behind the intervals that are shown of it."""
-    program = int(np.flatnonzero(now.made.template_of == number)[0])
-    first, last = int(now.made.first_op[program]), int(now.made.first_op[program + 1])
+    program = int(np.flatnonzero(now.step.template_of == number)[0])
+    first, last = int(now.step.first_op[program]), int(now.step.first_op[program + 1])
     start, end = now.timeline.start_ns[first:last], now.timeline.end_ns[first:last]
     shown = max((row.end_ns for row in rows if row.stage == number), default=0)
     left = int(((start >= shown) & (end > start)).sum())
@@ -53,9 +53,9 @@ def _rest(now: Replayed[CapturedGraph], rows: list[Interval], number: int) -> It
 
 def _rows(priced: PricedJob, now: Replayed[CapturedGraph], number: int, joined: bool) -> list[Interval]:
     """The first intervals of one program, as many as a result may hold at most."""
-    graph, timeline, template = now.made.step.graph, now.timeline, priced.templates[number]
-    program = int(np.flatnonzero(now.made.template_of == number)[0])
-    first, last = int(now.made.first_op[program]), int(now.made.first_op[program + 1])
+    graph, timeline, template = now.step.step.graph, now.timeline, priced.templates[number]
+    program = int(np.flatnonzero(now.step.template_of == number)[0])
+    first, last = int(now.step.first_op[program]), int(now.step.first_op[program + 1])
     ops = first + np.flatnonzero(timeline.end_ns[first:last] > timeline.start_ns[first:last])
     ops = ops[np.argsort(timeline.start_ns[ops], kind="stable")]
     found: list[tuple[str, str, str, int]] = []  # stream, label, category, start

@@ -32,7 +32,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)(?:\.|$)")
 
 def classes_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> list[ClassTime]:
     """How the ranks that run each captured program spend the step: what they run, and what they wait for."""
-    graph = now.made.step.graph
+    graph = now.step.step.graph
     split = exposed(now.timeline, graph)
     busy = split.compute_ns + split.communication_ns + split.host_ns
     messages = np.zeros(len(graph.categories), np.bool_)
@@ -48,7 +48,7 @@ def classes_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> list[ClassTim
     weight = graph.multiplicity.tolist()
     classes = []
     for number, template in enumerate(priced.templates):
-        programs = np.flatnonzero(now.made.template_of == number).tolist()
+        programs = np.flatnonzero(now.step.template_of == number).tolist()
         spent: dict[str, int] = {}
         for one in programs:
             for name, ns in per_program[one].items():

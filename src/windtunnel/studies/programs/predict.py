@@ -198,12 +198,12 @@ def captured_memory(
             tight = memory_of_program(template.program, capacity_bytes=capacity - outside, settings=settings)
             if tight.oom_op is None:  # giving back cached blocks makes it fit
                 device, memory = tight.peak_reserved_bytes + outside, tight
-        programs = np.flatnonzero(now.made.template_of == number)
+        programs = np.flatnonzero(now.step.template_of == number)
         times = _event_times(now, int(programs[0]), template.op_of, memory)
         at = int(memory.allocated_bytes.argmax()) if len(memory.allocated_bytes) else -1
         stage = StageMemory(
             stage=number,
-            ranks=int(now.made.step.graph.multiplicity[programs].sum()),
+            ranks=int(now.step.step.graph.multiplicity[programs].sum()),
             categories=memory.categories,
             peak_allocated_bytes=memory.peak_allocated_bytes,
             peak_reserved_bytes=memory.peak_reserved_bytes,
@@ -217,7 +217,7 @@ def captured_memory(
 
 def _event_times(now: Replayed[CapturedGraph], program: int, op_of: NDArray[np.int32], memory: CapturedMemory) -> Ints:
     """When each allocation and free comes: with its op's kernel, else with the last one before."""
-    first = int(now.made.first_op[program])
+    first = int(now.step.first_op[program])
     start = now.timeline.start_ns[first : first + len(op_of)]
     size = 1 + max(int(op_of.max(initial=-1)), int(memory.event_op.max(initial=-1)))
     begins = np.zeros(size + 1, np.int64)
@@ -245,7 +245,7 @@ def _result(
 ) -> Result:
     cluster, job = priced.places.cluster, priced.job
     reading = read(
-        base.timeline.makespan_ns, makespan_ns, disturbed, classes_of(priced, base), kernels_of(priced, base.made),
+        base.timeline.makespan_ns, makespan_ns, disturbed, classes_of(priced, base), kernels_of(priced, base.step),
         priced.pricer.training, n_gpus=cluster.n_gpus, experts=has_experts(job),
     )  # fmt: skip
     work = work_of(priced)
@@ -266,10 +266,10 @@ def _result(
         ),
         warnings=tuple(warnings_of(priced, reading.provenance)),
         question=question,
-        n_classes=base.made.step.graph.n_programs,
-        n_ops=base.made.step.graph.n_ops,
+        n_classes=base.step.step.graph.n_programs,
+        n_ops=base.step.step.graph.n_ops,
         excerpt=captured_excerpt(priced, base),
-        traffic_bytes=traffic_of(priced, base.made),
+        traffic_bytes=traffic_of(priced, base.step),
         class_names=class_names(priced),
     )
 

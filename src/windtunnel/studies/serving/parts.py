@@ -56,7 +56,7 @@ def drafts_assumed(engine: Engine) -> tuple[str, ...]:
     """What is said where nobody says how many drafted tokens are kept."""
     drafting = engine.drafting
     unsaid = isinstance(drafting, Drafted) and drafting.speculative_tokens > 0 and drafting.acceptance is None
-    return (Drafted.said,) if unsaid else ()
+    return (Drafted.warning,) if unsaid else ()
 
 
 def deployment_of(

@@ -49,10 +49,10 @@ class _Work:
     flat: FlatStep | None = None  # rewritten so far
     extra_s: float = 0.0  # beside the flat step
     partitioned: PartitionPlan | None = None  # as asked, once `flat` is rewritten by it
-    held: Held | None = None
+    on_device: Held | None = None
     packed: Result | None = None  # with experts packed, whose memory is the job's
     factor: float = 1.0  # of the step, of what has a timeline of its own
-    drawn: tuple[Drawn, Drawn] | None = None
+    pictures: tuple[Drawn, Drawn] | None = None
 
     def predicted(self) -> Result:
         """Of model and plan as they are now."""
@@ -135,7 +135,7 @@ def explained(
         assert work.flat is not None, "rewritten from what was lowered"
         before, after = bare.seconds(), work.flat.seconds() + work.extra_s
         seconds = last.step_time_s * after / before
-        work.drawn = (_picture(bare), _picture(work.flat))
+        work.pictures = (_picture(bare), _picture(work.flat))
     if work.packed is not None:
         heavier = work.packed
         last = replace(last, status=heavier.status, infeasible=heavier.infeasible, memory=heavier.memory)
@@ -164,7 +164,7 @@ def explained(
         notes=tuple(work.notes),
     )
     question = replace(read(first.question), technique=tuple(techniques))
-    return with_technique(last, gain, seconds, work.held, question), work.drawn
+    return with_technique(last, gain, seconds, work.on_device, question), work.pictures
 
 
 def _plan_level(work: _Work, technique: Named, parameters: Any, first: Result) -> None:
@@ -189,11 +189,11 @@ def _task_level(work: _Work, technique: Named, parameters: Any, last: Result) ->
     assert step is not None, "lowered before"
     if technique.name == "offload":
         priced = price_offload(step, last, parameters)
-        work.factor, work.held = priced.with_s / priced.without_s, priced.held
+        work.factor, work.on_device = priced.with_s / priced.without_s, priced.on_device
         work.parameters[technique.name], work.details[technique.name] = dict(priced.parameters), dict(priced.details)
         work.notes += priced.notes
         if priced.before is not None and priced.after is not None:
-            work.drawn = (priced.before, priced.after)
+            work.pictures = (priced.before, priced.after)
     elif technique.name == "collective_partitioning":
         work.flat, chosen = partitioning.rewrite(step, parameters)
         work.partitioned = parameters
@@ -269,13 +269,13 @@ def _too_large(work: _Work, ep: int) -> bool:
 
 
 def _bytes(step: FlatStep) -> float:
-    return sum(task.bytes_total for task in step.one if task.role == "reduce")
+    return sum(task.bytes_total for task in step.one_batch if task.role == "reduce")
 
 
 def _needs_replicas(step: FlatStep, name: str) -> None:
-    if not any(task.role == "reduce" for task in step.one):
+    if not any(task.role == "reduce" for task in step.one_batch):
         raise LayoutError(f"{name} with dp {step.layout.dp}: no gradients are reduced", "use more replicas")
 
 
 def _picture(step: FlatStep) -> Drawn:
-    return Drawn(step.one, step.play(), step.lanes)
+    return Drawn(step.one_batch, step.play(), step.lanes)

@@ -34,7 +34,7 @@ class Priced:
     with_s: float
     parameters: Mapping[str, object]  # all of them, those that were left open as they were chosen
     details: Mapping[str, float] = field(default_factory=dict)
-    held: Held | None = None  # where the technique changes the memory
+    on_device: Held | None = None  # where the technique changes the memory
     notes: tuple[str, ...] = ()
     before: Drawn | None = None
     after: Drawn | None = None

@@ -54,7 +54,7 @@ class Layout:
 
     model: Model
     cluster: Cluster
-    asked: Plan
+    user_plan: Plan
     plan: Plan
     habits: Habits
     dp: int
@@ -71,7 +71,7 @@ class Layout:
     def defaults(self) -> tuple[str, ...]:
         """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in self.model.distinct_layers())
-        entries = _filled_in(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        entries = _filled_in(self.habits, self.filled, self.user_plan, self.schedule, self.etp if experts else None)
         return (
             (*entries, f"{self.predicts_ahead} layer of multi-token prediction trained")
             if self.predicts_ahead
@@ -120,7 +120,7 @@ class Layout:
     @property
     def holds_low_precision(self) -> bool:
         """Whether parameters are kept in the GEMMs' format only."""
-        choice = self.asked.fp8_parameters
+        choice = self.user_plan.fp8_parameters
         return self.habits.own_low_precision and self.plan.precision in PARAMETER_FORMATS if choice is None else choice
 
     @property
@@ -296,7 +296,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     return Layout(
         model=model,
         cluster=cluster,
-        asked=original,
+        user_plan=original,
         plan=plan,
         habits=habits,
         dp=dp,

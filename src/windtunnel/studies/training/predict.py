@@ -152,7 +152,7 @@ def predict(
         )
         for step in steps
     )
-    question = question_by(model, cluster, layout.asked, disturbances.scenario(router, lengths), inputs)
+    question = question_by(model, cluster, layout.user_plan, disturbances.scenario(router, lengths), inputs)
     result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)
     if key is not None:
         remember(key, model, result)

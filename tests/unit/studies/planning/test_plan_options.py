@@ -109,7 +109,7 @@ def test_no_plan_takes_less_energy_than_is_said(capsys: pytest.CaptureFixture[st
     given = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none", "micro_batch": 1}
     space = Space(model, parse_cluster("h100-sxm:8"), given)
     found = [
-        windtunnel.predict(model, structure.cluster, structure.asked.with_fields(saving))
+        windtunnel.predict(model, structure.cluster, structure.user_plan.with_fields(saving))
         for structure in structures(space)
         for saving in savings(space, structure)
     ]
@@ -128,7 +128,7 @@ def test_the_least_memory_is_that_of_every_plan(capsys: pytest.CaptureFixture[st
     given = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none", "micro_batch": 1}
     space = Space(model, parse_cluster("h100-sxm:8"), given)
     least = min(
-        memory_bytes(laid_out(structure.model, structure.cluster, structure.asked.with_fields(saving)))
+        memory_bytes(laid_out(structure.model, structure.cluster, structure.user_plan.with_fields(saving)))
         for structure in structures(space)
         for saving in savings(space, structure)
     )
@@ -230,7 +230,7 @@ def test_a_search_that_counts_its_nodes_knows_no_clock(monkeypatch: pytest.Monke
 
     def run(within_s: float) -> tuple[list[object], object]:
         answer = Search(space, Bounds(straggling(cluster)), counts_nodes=True).run(1, within_s)
-        return [found.layout.asked for found in answer.found], answer.counts
+        return [found.layout.user_plan for found in answer.plans], answer.counts
 
     short = run(0.5)
     hours = itertools.count(0.0, 3600.0)

@@ -12,7 +12,7 @@ def test_a_known_prefix_is_shared_and_then_kept_until_it_is_needed() -> None:
     pool = BlockPool(10)
     pool.take(4)
     assert pool.name([1, 2, 3]) == [1, 2, 3]
-    assert pool.known([1, 2, 9]) == 2
+    assert pool.leading_blocks([1, 2, 9]) == 2
     pool.share([1, 2])
     assert pool.held == 4
     pool.release(4, [1, 2, 3])
@@ -22,7 +22,7 @@ def test_a_known_prefix_is_shared_and_then_kept_until_it_is_needed() -> None:
     assert pool.fresh_needed([1, 2, 3], 3, 5) == 5  # cached blocks are free ones: taking them uses them up
     pool.take(8)
     assert pool.cached == 2
-    assert pool.known([1, 2, 3]) == 2  # the tail went first
+    assert pool.leading_blocks([1, 2, 3]) == 2  # the tail went first
 
 
 def test_names_that_stand_for_several_blocks_are_held_whole_and_leave_from_the_tail() -> None:
@@ -30,12 +30,12 @@ def test_names_that_stand_for_several_blocks_are_held_whole_and_leave_from_the_t
     pool.take(8)
     assert pool.name([1, 2]) == [1, 2]
     pool.release(8, [1, 2], span=4)
-    assert (pool.held, pool.cached, pool.known([1, 2], 4)) == (0, 8, 8)
+    assert (pool.held, pool.cached, pool.leading_blocks([1, 2], 4)) == (0, 8, 8)
     pool.take(14)
-    assert (pool.cached, pool.known([1, 2], 4)) == (6, 6)  # two blocks of the second went
+    assert (pool.cached, pool.leading_blocks([1, 2], 4)) == (6, 6)  # two blocks of the second went
     assert pool.fresh_needed([1, 2], 6, 9, 4) == 9
     assert pool.share([1, 2], 4) == [1]  # what is left of the second is its own now, and has no name
-    assert (pool.held, pool.cached, pool.known([1, 2], 4)) == (20, 0, 4)
+    assert (pool.held, pool.cached, pool.leading_blocks([1, 2], 4)) == (20, 0, 4)
     pool.release(6, [1], span=4)
     assert (pool.held, pool.cached) == (14, 4)
 
@@ -47,7 +47,7 @@ def test_blocks_are_conserved_whatever_comes(moves: list[tuple[int, int]], span:
     live: list[tuple[int, list[int]]] = []
     for family, count in moves:
         names, blocks = [family * 100 + place for place in range(count)], count * span
-        hit = pool.known(names, span)
+        hit = pool.leading_blocks(names, span)
         if pool.fresh_needed(names, hit, blocks, span) > pool.free:
             if live:
                 pool.release(*live.pop(0), span=span)
@@ -70,7 +70,7 @@ def test_of_a_prefix_that_nobody_holds_the_last_blocks_go_first(blocks: int, tak
     pool.take(blocks)
     pool.release(blocks, pool.name(range(blocks)))
     pool.take(taken)
-    assert pool.known(range(blocks)) == min(blocks, 8 - taken)
+    assert pool.leading_blocks(range(blocks)) == min(blocks, 8 - taken)
 
 
 def test_blocks_that_leave_the_cache_cost_the_same_however_many_left_before_them() -> None:

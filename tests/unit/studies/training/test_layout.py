@@ -28,7 +28,7 @@ def test_what_is_left_open_follows_the_framework_and_is_said() -> None:
     assert one.defaults[0] == "habits of Megatron-Core"
     assert {"sequence_parallel on", "zero_stage 1", "schedule 1f1b", "overlap_tp on"} <= set(one.defaults)
     assert all(len(entry.split()) <= 4 for entry in one.defaults), "one default per entry"
-    assert one.asked.zero_stage is None
+    assert one.user_plan.zero_stage is None
 
 
 def test_what_makes_no_difference_is_not_said() -> None:
@@ -175,7 +175,7 @@ def test_groups_know_the_tiers() -> None:
     one = layout(tp=8)
     assert one.group("tp").domains == 1
     assert one.group("dp").per_domain == 1
-    small = resolve(one.model, cluster_with(one.cluster, scale_up_domain=4), one.asked)
+    small = resolve(one.model, cluster_with(one.cluster, scale_up_domain=4), one.user_plan)
     assert small.group("tp").domains == 2
 
 

@@ -137,7 +137,7 @@ def test_categories_of_a_peak_are_state_and_what_is_in_flight() -> None:
         assert categories["parameters"] == int(2 * dense)
         assert categories["gradients"] == int(layout.gradient_bytes * dense + walk.gradients)
         assert sum(categories.values()) == ranks.allocated[ranks.held.index(held)]
-    first, last = (ranks.drafts[rank][1].held for rank in (0, 1))
+    first, last = (ranks.drafts[rank][1].activations for rank in (0, 1))
     layers = [sum(not block.is_end for piece in held for block in piece.blocks) for held in ranks.held]
     assert layers == [4, 4]
     assert first > 1.5 * last  # two micro-batches are in flight on the first stage, one on the last

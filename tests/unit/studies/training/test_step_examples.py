@@ -213,7 +213,7 @@ def test_an_optimizers_new_pages_are_the_mean_of_two_heaps_and_the_passes_those_
     assert usual.optimizer != crowded.optimizer
     found = new_pages.new_bytes(layout, pieces, chosen, 0)
     assert found.optimizer == (usual.optimizer + crowded.optimizer) // 2
-    assert (found.forward, found.backward, found.held) == (pinned.forward, pinned.backward, pinned.held)
+    assert (found.forward, found.backward, found.peak) == (pinned.forward, pinned.backward, pinned.peak)
 
 
 # Noise

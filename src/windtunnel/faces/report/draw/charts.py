@@ -64,7 +64,7 @@ class Chart:
     keys: tuple[tuple[str, str, bool], ...]  # colour, name, dashed
     limits: tuple[tuple[Limit, float], ...]  # and the place in percent
     rows: tuple[tuple[str, str, str], ...]  # of the table behind it
-    one: bool
+    single: bool
 
 
 class Scale:

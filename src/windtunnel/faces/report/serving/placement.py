@@ -31,7 +31,7 @@ LAYOUTS = (
 
 def placed_document(placed: Placed) -> Document:
     """What stands where, what it carries, and what the next best costs."""
-    placement, title = placed.found, f"Placement by {placed.method}"
+    placement, title = placed.placement, f"Placement by {placed.method}"
     if isinstance(placement, Placement):
         verdict = f"{placement.gpus} GPUs carry {placement.rate_per_s:g} requests/s at {placed.attain:.0%} attainment"
         phases = (
@@ -108,7 +108,7 @@ def plans_document(plans: ServingPlans) -> Document:
     lines: list[str] = []
     whole = best["gpus"]
     if plans.spares:
-        first = plans.found.plans[0].plan
+        first = plans.search.plans[0].plan
         verdict, *lines = _spared(first, plans.spares[first])
         whole += plans.spares[first].gpus
         figures[0] = Figure("GPUs", Number(float(whole), "count"), f"{whole - best['gpus']} of them spare")
@@ -124,9 +124,8 @@ def plans_document(plans: ServingPlans) -> Document:
         Notes("", [*lines, ruled_out, LAYOUTS]),
     ]
     picture = [Curve("Latencies of the plans", Axis("p99 TPOT", "s"), Axis("p99 TTFT", "s"), points)]
-    title = (
-        f"Plans to serve {plans.asked.model.name} on {plans.asked.cluster.n_gpus:,} × {plans.asked.cluster.gpu.name}"
-    )
+    model, cluster = plans.question.model, plans.question.cluster
+    title = f"Plans to serve {model.name} on {cluster.n_gpus:,} × {cluster.gpu.name}"
     return Document("plans", title, views, picture if len(timed) > 1 else [])
 
 

@@ -30,7 +30,7 @@ Made = TypeVar("Made", bound=HasStep)
 class Replayed(Generic[Made]):
     """A step, and when its ops ran."""
 
-    made: Made
+    step: Made
     timeline: Timeline
 
 
@@ -43,7 +43,7 @@ class DisturbedStep(Generic[Made]):
 
     parts: tuple[Slow, ...]
     under: Callable[[tuple[Slow, ...]], Made]
-    known: dict[frozenset[int], Replayed[Made]] = field(default_factory=dict)
+    replays: dict[frozenset[int], Replayed[Made]] = field(default_factory=dict)
     makespans: dict[frozenset[int], int] = field(default_factory=dict)
 
     @property
@@ -54,10 +54,10 @@ class DisturbedStep(Generic[Made]):
     def replayed(self, numbers: Iterable[int]) -> Replayed[Made]:
         """The step under these, kept."""
         key = self._steady(numbers)
-        if key not in self.known:
-            self.known[key] = replayed(self.under(self.chosen(key)))
-            self.makespans.setdefault(key, self.known[key].timeline.makespan_ns)
-        return self.known[key]
+        if key not in self.replays:
+            self.replays[key] = replayed(self.under(self.chosen(key)))
+            self.makespans.setdefault(key, self.replays[key].timeline.makespan_ns)
+        return self.replays[key]
 
     def makespan(self, numbers: Iterable[int]) -> int:
         """Its length in nanoseconds. Blame asks for dozens of sets, so their graphs are not kept."""

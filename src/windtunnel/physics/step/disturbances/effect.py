@@ -63,11 +63,11 @@ def effect_of(
     explanation = explain(steady, job.parts)
     usual = explain(job.replayed(()), ()).waiting
     explanation = explanation._replace(waiting=beyond(explanation.waiting, usual))
-    programs, sizes = simulated(steady.made, sampled is not None)
+    programs, sizes = simulated(steady.step, sampled is not None)
     blame = _blame(job, sampled, calm, place)
     return final, Disturbed(
         undisturbed_step_time_ns=calm,
-        gpus_lost=len(steady.made.step.program_of) * (1.0 - calm / final) if final else 0.0,
+        gpus_lost=len(steady.step.step.program_of) * (1.0 - calm / final) if final else 0.0,
         programs=programs,
         replica_classes=sizes,
         blame=tuple(sorted(blame, key=lambda cause: (-cause.without_ns, -cause.alone_ns, cause.what))),

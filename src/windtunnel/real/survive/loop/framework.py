@@ -152,17 +152,17 @@ class Buckets:
     """The layout of one DistributedDataParallel: numbers of the parameters in each bucket."""
 
     module: DistributedDataParallel
-    known: tuple[object, bool, list[list[int]]] | None = None  # reading it costs a copy of all gradients
+    cached: tuple[object, bool, list[list[int]]] | None = None  # reading it costs a copy of all gradients
 
     def read(self) -> list[list[int]]:
         """As it is now."""
         reducer = self.module.reducer
-        if self.known is None or self.known[:2] != (reducer, self.module._has_rebuilt_buckets):
+        if self.cached is None or self.cached[:2] != (reducer, self.module._has_rebuilt_buckets):
             number = {id(parameter): at for at, parameter in enumerate(self.module._build_params_for_reducer()[0])}
             zeros = reducer._get_zeros_like_grad_buckets()
             layout = [[number[id(parameter)] for parameter in bucket.parameters()] for bucket in zeros]
-            self.known = reducer, self.module._has_rebuilt_buckets, layout
-        return self.known[2]
+            self.cached = reducer, self.module._has_rebuilt_buckets, layout
+        return self.cached[2]
 
     def write(self, layout: object) -> None:
         """Another reducer where this is another layout, with what the old one had been told."""

@@ -59,7 +59,7 @@ class Done(dist._Work):  # type: ignore[misc]
 class Groups:
     """All groups of this process in the order in which the script made them, and how they behave now."""
 
-    made: list[Replaceable] = field(default_factory=list)
+    groups: list[Replaceable] = field(default_factory=list)
     alone: bool = False  # a replacement that has not joined yet
     tape: Tape | None = None
     recording: bool = False
@@ -67,14 +67,14 @@ class Groups:
 
     def close(self) -> None:
         """Let nobody wait in any of them: neither here nor at a peer."""
-        for group in self.made:
+        for group in self.groups:
             inner = group.gloo
             if inner is not None:
                 abort(inner)
 
     def drop(self) -> None:
         """Forget the closed connections."""
-        for group in self.made:
+        for group in self.groups:
             group.inner = group.gloo = None
 
     def connections(self, store: dist.Store, generation: int, given_up: Callable[[], bool]) -> list[Connection] | None:
@@ -87,7 +87,7 @@ class Groups:
 
         def build() -> None:
             try:
-                for group in list(self.made):
+                for group in list(self.groups):
                     connections.append(
                         group.connected(dist.PrefixStore(f"again {generation}/{group.group_name}", store))
                     )
@@ -99,12 +99,12 @@ class Groups:
         while not over.wait(0.01):
             if given_up():
                 return None
-        return connections if len(connections) == len(self.made) else None
+        return connections if len(connections) == len(self.groups) else None
 
     def adopt(self, connections: Sequence[Connection]) -> None:
         """Go on with these."""
         self.alone = self.recording = False
-        for group, (inner, gloo) in zip(self.made, connections, strict=True):
+        for group, (inner, gloo) in zip(self.groups, connections, strict=True):
             group.inner, group.gloo = inner, gloo
 
 
@@ -123,7 +123,7 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
         self.options = SimpleNamespace()  # torch writes names there
         if not GROUPS.alone:
             self.inner, self.gloo = self.connected(self.store.clone())
-        GROUPS.made.append(self)
+        GROUPS.groups.append(self)
 
     def connected(self, store: dist.Store) -> Connection:
         """Connections to all members, who meet in this store. Raises RuntimeError where one is gone."""

@@ -115,7 +115,7 @@ class _Unit:
     def __post_init__(self) -> None:
         self.bytes = sum(p.numel() * p.element_size() for p in self.parameters)
 
-    def kept(self) -> list[_Copies]:
+    def waiting_passes(self) -> list[_Copies]:
         """Of forward passes that have not come back, newest last; those of one that failed went with its graph."""
         there = [copies for came in self._came if (copies := came()) is not None]
         self._came = [ref(copies) for copies in there]
@@ -130,7 +130,7 @@ class _Unit:
 
     def end(self, copies: _Copies | None = None) -> None:
         """The backward pass is over for these, or for all."""
-        there = self.kept()
+        there = self.waiting_passes()
         ended = [each for each in there if copies in (None, each)]
         self._came = [ref(each) for each in there if each not in ended]
         for each in (*ended, *self._again):
@@ -269,7 +269,7 @@ class Hosted:
     def ask_before(self, unit: _Unit) -> None:
         """A layer's backward pass is over, and there is room for another."""
         number = unit.number - self.window - 1
-        if unit.number >= 0 <= number and (there := self.layers[number].kept()):
+        if unit.number >= 0 <= number and (there := self.layers[number].waiting_passes()):
             there[-1].ask()
 
     def _forget(self) -> None:

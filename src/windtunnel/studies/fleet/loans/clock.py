@@ -29,7 +29,7 @@ class Training:
     work_ns: int
     speed: Callable[[int], float] = field(repr=False, default=lambda gpus: 1.0)
     done_ns: float = 0.0
-    held: Held = field(default_factory=list)
+    base_gpus: Held = field(default_factory=list)
     extra: Held = field(default_factory=list)
     rate: float = 0.0
     since_ns: int = 0  # progress is booked up to here; later than now after a pause
@@ -172,8 +172,8 @@ class LoanClock:
         return values
 
     def _begin(self, job: Training, now_ns: int) -> None:
-        job.held = self.servers.take(job.gpus)
-        for server, count in job.held:
+        job.base_gpus = self.servers.take(job.gpus)
+        for server, count in job.base_gpus:
             if server >= self.own:
                 self.on[server][job.index] = count
         job.booked_ns = now_ns
@@ -206,7 +206,7 @@ class LoanClock:
 
     def _rate(self, job: Training, now_ns: int) -> None:
         job.rate = job.speed(job.gpus + job.extras) if job.extra else 1.0
-        if self.loan_speed != 1.0 and any(server >= self.own for server, _ in (*job.held, *job.extra)):
+        if self.loan_speed != 1.0 and any(server >= self.own for server, _ in (*job.base_gpus, *job.extra)):
             job.rate *= self.loan_speed
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
@@ -225,12 +225,12 @@ class LoanClock:
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
             job.ticket = None
-        self.servers.release(job.held)
+        self.servers.release(job.base_gpus)
         self.servers.release(job.extra)
-        for server, _ in job.held:
+        for server, _ in job.base_gpus:
             if server >= self.own:
                 del self.on[server][job.index]
-        job.held, job.extra = [], []
+        job.base_gpus, job.extra = [], []
         self.elastic.pop(job.index, None)
 
     def _stop(self, job: Training, now_ns: int) -> None:

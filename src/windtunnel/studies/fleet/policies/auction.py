@@ -38,7 +38,7 @@ class Bid(NamedTuple):
 
     age_s: float
     left: float
-    kept: int
+    least: int
     most: int
 
     def gain(self, gpus: int) -> float:
@@ -93,10 +93,10 @@ class Auction:
         def behind(index: int) -> tuple[bool, float, int]:
             """The worst first: rho is infinite with no GPU; of these by what it were with all."""
             bid = bids[index]
-            rho = (bid.age_s + bid.left / (bid.kept or bid.most)) / max(alone_s[index], 1e-9)
-            return bid.kept > 0, -rho, index
+            rho = (bid.age_s + bid.left / (bid.least or bid.most)) / max(alone_s[index], 1e-9)
+            return bid.least > 0, -rho, index
 
-        wanting = sorted((index for index, bid in bids.items() if bid.kept < bid.most), key=behind)
+        wanting = sorted((index for index, bid in bids.items() if bid.least < bid.most), key=behind)
         n_bidders = min(max(math.ceil((1 - self.fairness) * len(jobs) - 1e-9), 1), offered, len(wanting))
         bidders = wanting[:n_bidders]
         won = partial_allocation([bids[index] for index in bidders], offered)
@@ -122,7 +122,7 @@ def _draw(
     queue: Sequence[int], bids: Mapping[int, Bid], entry: Mapping[int, int], gpus: int, random: np.random.Generator
 ) -> list[int]:
     """Who gets each of the left-over GPUs: drawn from those of `queue` that can use one more."""
-    room = {index: bids[index].most - bids[index].kept - entry.get(index, 0) for index in queue}
+    room = {index: bids[index].most - bids[index].least - entry.get(index, 0) for index in queue}
     there = [index for index in queue if room[index] > 0]
     result: list[int] = []
     while there and len(result) < gpus:
@@ -142,9 +142,9 @@ def proportional(bids: Sequence[Bid], have: Sequence[int], gpus: int, without: i
     """
     awarded = [0] * len(bids)
     heap = [
-        (-bid.gain(bid.kept + have[at]), at)
+        (-bid.gain(bid.least + have[at]), at)
         for at, bid in enumerate(bids)
-        if at != without and bid.kept + have[at] < bid.most
+        if at != without and bid.least + have[at] < bid.most
     ]
     heapq.heapify(heap)
     grown = 0.0
@@ -153,7 +153,7 @@ def proportional(bids: Sequence[Bid], have: Sequence[int], gpus: int, without: i
         awarded[at] += 1
         grown -= gain
         gpus -= 1
-        now = bids[at].kept + have[at] + awarded[at]
+        now = bids[at].least + have[at] + awarded[at]
         if now < bids[at].most:
             heapq.heappush(heap, (-bids[at].gain(now), at))
     return awarded, grown

@@ -37,7 +37,7 @@ class Room(NamedTuple):
     free: Line
     wide: Line
     plan: Plan
-    kept: Kept  # by job: times, GPUs from each on, how many
+    plans: Kept  # by job: times, GPUs from each on, how many
     end: NDArray[np.float64]
 
 
@@ -81,7 +81,7 @@ class ElasticFlow:
             self._rooms[len(jobs)] = _room_of(len(jobs))
         room = self._rooms[len(jobs)]
         job_table = jobs_of(jobs, snapshot.now_s, snapshot.capacity, self.slot_s)
-        return job_table, room, bool(plan_all(job_table, room.plan, room.free, room.kept, room.end))
+        return job_table, room, bool(plan_all(job_table, room.plan, room.free, room.plans, room.end))
 
 
 def _room_of(jobs: int) -> Room:
@@ -113,13 +113,13 @@ def _allocation(jobs: Sequence[JobState], job_table: Jobs, room: Room, capacity:
     """GPUs of each job now, spare ones given to those who gain most; and when the first plan changes."""
     from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread_gpus
 
-    gpus_of = room.kept[1][:, 0].copy()
+    gpus_of = room.plans[1][:, 0].copy()
     spare = capacity - int(gpus_of.sum())
     assert room.free.gpus[0] == spare, "the timeline and the jobs disagree on what is free"
     if spare:
         order, end = np.arange(len(jobs)), room.end.copy()
-        spread_gpus(job_table, order, gpus_of, end, room.free, room.kept, room.wide, room.plan)
-    times, _, counts = room.kept
+        spread_gpus(job_table, order, gpus_of, end, room.free, room.plans, room.wide, room.plan)
+    times, _, counts = room.plans
     changing = np.flatnonzero(counts > 1)
     change_s = float(times[changing, 1].min()) if len(changing) else math.inf
     return {job.index: int(count) for job, count in zip(jobs, gpus_of.tolist(), strict=True) if count}, change_s

@@ -54,7 +54,7 @@ class Srtf(Lines):
         for job, placement in moves:
             yield job, placement
             if placement:
-                order.begun.append(job)
+                order.started.append(job)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Behind:
 class Order:
     """Jobs that run, by the instant at which they end: as long as they run that is the order of their time left."""
 
-    begun: list[Running]  # since it was looked at last
+    started: list[Running]  # since it was looked at last
     ends: list[Rank] = field(default_factory=list)  # (instant, submission, job), rising
     jobs: dict[int, tuple[Rank, Running]] = field(default_factory=dict)  # those in `ends`
     still: list[Running] = field(default_factory=list)  # whose time left stays: they restart, or nobody knows it
@@ -94,7 +94,7 @@ class Order:
         board.given.clear()
         for index in ended & self.jobs.keys():
             del self.ends[bisect_left(self.ends, self.jobs.pop(index)[0])]
-        new, self.begun = [*(job for job in self.still if job.index not in ended), *self.begun], []
+        new, self.started = [*(job for job in self.still if job.index not in ended), *self.started], []
         self.still = []
         for job in new:
             if job.index not in board.running:

@@ -28,7 +28,7 @@ def slowest_of(model: Model, mixed: MixedCluster) -> Objective:
         longest = float(step_ns)
         for other in others:
             try:
-                replay = replayed(laid_out(model, other, layout.asked))
+                replay = replayed(laid_out(model, other, layout.user_plan))
             except UserError:
                 return float("inf")
             if not replay.fits:

@@ -54,7 +54,7 @@ def progress_score(model: Model, cluster: Cluster, trouble: Trouble) -> Callable
 
     def score(layout: Layout, step_ns: int) -> float:
         if trouble.slow:
-            step_ns = max(step_ns, predict(model, cluster, layout.asked, slow=trouble.slow).step_time_ns)
+            step_ns = max(step_ns, predict(model, cluster, layout.user_plan, slow=trouble.slow).step_time_ns)
         return step_ns * most / progress(saved_bytes_of_a_rank(layout) / WRITE_BYTES_PER_S, trouble.mtbf_s)
 
     return score

@@ -66,7 +66,7 @@ def disturb(priced: PricedJob, job: DisturbedStep[CapturedGraph], asked: Disturb
 
 def who_waits(priced: PricedJob, now: Replayed[CapturedGraph], slow: Sequence[Slow]) -> Explanation:
     """What every rank did in a replayed step that `slow` disturbs, and whom it waited for."""
-    captured, graph = now.made, now.made.step.graph
+    captured, graph = now.step, now.step.step.graph
     ranks = ranks_on(priced, slow)
     classes, runs = rank_classes(captured.step, now.timeline, ranks, partial(_held_up, now))
     names = [name.removeprefix("exposed ") for name in graph.categories]
@@ -86,13 +86,13 @@ def _held_up(
     now: Replayed[CapturedGraph], split: Exposure, ranks: NDArray[np.int64], program: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """int64[len(ranks)]: what slow links of peers add to the exposed transfers of these programs, kind by kind."""
-    graph, shape = now.made.step.graph, split.communication_ns.shape
+    graph, shape = now.step.step.graph, split.communication_ns.shape
     kind = graph.program.astype(np.int64) * shape[1] + graph.category
     taken = (now.timeline.end_ns - now.timeline.start_ns).astype(np.float64)
     calls = np.flatnonzero((graph.kind >= OpKind.COLLECTIVE) & (graph.kind <= OpKind.RECV))
     size = shape[0] * shape[1]
     whole = np.bincount(kind[calls], taken[calls], size)
-    added = np.bincount(kind[calls], (taken * now.made.peers_share)[calls], size)
+    added = np.bincount(kind[calls], (taken * now.step.peers_share)[calls], size)
     share = np.divide(added, whole, out=np.zeros(size), where=whole > 0.0).reshape(shape)
     held: NDArray[np.int64] = np.rint((split.communication_ns * share).sum(axis=1)).astype(np.int64)
     return held[program]
@@ -100,7 +100,7 @@ def _held_up(
 
 def waiting_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Waiting, ...]:
     """Waiting for the last member, by family of groups: each rank's sum over the step, longest mean first."""
-    captured, timeline = now.made, now.timeline
+    captured, timeline = now.step, now.timeline
     graph = captured.step.graph
     local = np.arange(graph.n_ops) - captured.first_op[graph.program]
     use = np.empty(graph.n_ops, np.int64)

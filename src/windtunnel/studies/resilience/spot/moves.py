@@ -35,28 +35,28 @@ class Moves:
     model: SpotModel
     draws: int = DRAWS
     seed: int = 0
-    kept: dict[tuple[Minute, Layout], dict[Layout, float]] = field(default_factory=dict)
-    drawn: dict[tuple[int, int], NDArray[np.int64]] = field(default_factory=dict)  # of nodes, by how many are lost
+    costs: dict[tuple[Minute, Layout], dict[Layout, float]] = field(default_factory=dict)
+    samples: dict[tuple[int, int], NDArray[np.int64]] = field(default_factory=dict)  # of nodes, by how many are lost
 
     def from_layout(self, layout: Layout, minute: Minute) -> dict[Layout, float]:
         """Milliseconds to every layout that fits after the events of `minute`."""
         key = (minute, layout)
-        if key not in self.kept:
+        if key not in self.costs:
             targets = self.model.layouts(minute.nodes)
             chosen = self._chosen(minute.before, minute.removed)
             costs = move_ms(self.model, layout, targets, minute.removed, chosen)
-            self.kept[key] = dict(zip(targets, costs.tolist(), strict=True))
-        return self.kept[key]
+            self.costs[key] = dict(zip(targets, costs.tolist(), strict=True))
+        return self.costs[key]
 
     def _chosen(self, nodes: int, lost: int) -> NDArray[np.int64]:
         """Draws of lost nodes; the same for every layout."""
         if not lost or nodes < lost:
             return np.full((1, max(lost, 1)), np.iinfo(np.int64).max)
-        if (nodes, lost) not in self.drawn:
+        if (nodes, lost) not in self.samples:
             random = np.random.default_rng((self.seed, nodes, lost))
             draws = [random.choice(nodes, lost, replace=False) for _ in range(self.draws)]
-            self.drawn[nodes, lost] = np.array(draws, np.int64)
-        return self.drawn[nodes, lost]
+            self.samples[nodes, lost] = np.array(draws, np.int64)
+        return self.samples[nodes, lost]
 
 
 def move_ms(

@@ -159,7 +159,7 @@ class Response:
     def whole(self) -> dict[str, object]:
         """All at once."""
         answer = self.answer
-        cut = answer.length == answer.asked.most and answer.asked.named
+        cut = answer.length == answer.asked.most and answer.asked.own_most
         status = "incomplete" if cut else "completed"
         return {
             **self._body(status),

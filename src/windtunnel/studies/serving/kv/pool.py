@@ -39,7 +39,7 @@ class BlockPool:
         """Blocks that can be had: empty ones and cached ones."""
         return self.total - self.held
 
-    def known(self, names: Sequence[int], span: int = 1) -> int:
+    def leading_blocks(self, names: Sequence[int], span: int = 1) -> int:
         """How many leading blocks of a prompt are there already."""
         references, cached = self._held, self._cached
         count = 0

@@ -21,12 +21,12 @@ class Placed(Answer):
 
     method: str
     attain: float
-    found: Placement | Grouping
+    placement: Placement | Grouping
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
-        return self.found.to_dict()
+        return self.placement.to_dict()
 
 
 def place_phases(question: Question) -> Placed:

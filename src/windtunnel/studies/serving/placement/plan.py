@@ -56,32 +56,32 @@ class Sought:
 class ServingPlans(Answer):
     """Plans that hold, best first."""
 
-    asked: Sought
-    found: Found[ServingResult]
+    question: Sought
+    search: Found[ServingResult]
     deployments: Mapping[str, Deployment]  # by the name of a shape
     warnings: tuple[str, ...]
     spares: Mapping[Plan, Spares] | None = None  # of each, where GPUs fail
 
     def with_spares(self, failures: Failures) -> ServingPlans:
         """The same plans, those first that have the fewest GPUs with their spares. Raises UserError."""
-        spares = {plan.plan: spares_of(plan.plan, failures) for plan in self.found.plans}
-        order = sorted(self.found.plans, key=lambda plan: plan.plan.gpus + spares[plan.plan].gpus)
+        spares = {plan.plan: spares_of(plan.plan, failures) for plan in self.search.plans}
+        order = sorted(self.search.plans, key=lambda plan: plan.plan.gpus + spares[plan.plan].gpus)
         warnings = list(self.warnings)
         whole = order[0].plan.gpus + spares[order[0].plan].gpus
-        if whole > self.asked.cluster.n_gpus:
+        if whole > self.question.cluster.n_gpus:
             warnings.append(
-                f"with its spares the plan takes {whole:,} GPUs, and the cluster has {self.asked.cluster.n_gpus:,}"
+                f"with its spares the plan takes {whole:,} GPUs, and the cluster has {self.question.cluster.n_gpus:,}"
             )
-        return replace(self, found=replace(self.found, plans=tuple(order)), warnings=tuple(warnings), spares=spares)
+        return replace(self, search=replace(self.search, plans=tuple(order)), warnings=tuple(warnings), spares=spares)
 
     @property
     def provenance(self) -> dict[str, object]:
         """What prices steps."""
-        return {"step times": list(self.found.plans[0].outcome.sources)}
+        return {"step times": list(self.search.plans[0].outcome.sources)}
 
     def sides(self) -> list[Side]:
         """The workers of the best plan."""
-        plan = self.found.plans[0].plan
+        plan = self.search.plans[0].plan
         both = [("prefill", plan.prefill, plan.n_prefill), ("decode", plan.shape, plan.n)]
         if plan.prefill is None:
             both = [("", plan.shape, plan.n)]
@@ -90,14 +90,14 @@ class ServingPlans(Answer):
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "plans": [self._document(plan) for plan in self.found.plans[:SHOWN]],
-            "runs": self.found.runs,
-            "ruled_out_below_gpus": self.found.ruled_out_below,
-            "proved": self.found.gap == 0.0,
+            "plans": [self._document(plan) for plan in self.search.plans[:SHOWN]],
+            "runs": self.search.runs,
+            "ruled_out_below_gpus": self.search.ruled_out_below,
+            "proved": self.search.gap == 0.0,
         }
 
     def _document(self, plan: Ran[ServingResult]) -> dict[str, object]:
-        best, result = min(every.plan.gpus for every in self.found.plans), plan.outcome
+        best, result = min(every.plan.gpus for every in self.search.plans), plan.outcome
         spares = {} if self.spares is None else {"spares": plain(self.spares[plan.plan])}
         return {
             "gpus": plan.plan.gpus,
@@ -107,9 +107,9 @@ class ServingPlans(Answer):
             "ttft_p99_s": result.ttft.p99 if result.ttft else None,
             "tpot_p99_s": result.tpot.p99 if result.tpot else None,
             "output_tokens_per_s": result.output_tokens_per_s,
-            "gap": self.found.gap
+            "gap": self.search.gap
             if plan.plan.gpus == best
-            else (plan.plan.gpus - self.found.ruled_out_below) / plan.plan.gpus,
+            else (plan.plan.gpus - self.search.ruled_out_below) / plan.plan.gpus,
             **spares,
         }
 

@@ -138,7 +138,7 @@ class Admission:
                 return
             hit, below = 0, EMPTY
             if sequence.names:
-                hit = cache.known(sequence)
+                hit = cache.leading_blocks(sequence)
                 below = cache.below(sequence, hit)
             rest = sequence.known - (cache.computed(sequence, hit, below) if below else hit * size)
             n = min(rest, budget, longest)
@@ -159,7 +159,7 @@ class Admission:
         stay: deque[Sequence] = deque()
         while self.waiting:
             sequence = self.waiting.popleft()
-            hit, rank = self.cache.known(sequence), sequence.rank
+            hit, rank = self.cache.leading_blocks(sequence), sequence.rank
             below = self.cache.below(sequence, hit)
             rest = sequence.known - self.cache.computed(sequence, hit, below)
             n = min(rest, budgets[rank])

@@ -27,11 +27,11 @@ class SequenceCache:
         self._size = rules.block_size
         self._beside = rules.beside_blocks
 
-    def known(self, sequence: Sequence) -> int:
+    def leading_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that need not be computed: all but its last token at most, and whole names."""
         if not (self._names and sequence.names):
             return 0
-        hit, most = self.pool.known(sequence.names, sequence.span), (sequence.known - 1) // self._size
+        hit, most = self.pool.leading_blocks(sequence.names, sequence.span), (sequence.known - 1) // self._size
         return hit if hit <= most else most // sequence.span * sequence.span
 
     def below(self, sequence: Sequence, hit: int) -> list[int]:

@@ -125,7 +125,7 @@ class Replica:
 
     def known_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that the cache has already."""
-        return self.pool.known(sequence.names, sequence.span)
+        return self.pool.leading_blocks(sequence.names, sequence.span)
 
     # --------------------------------------------------------------------------------------------------- stimuli
 

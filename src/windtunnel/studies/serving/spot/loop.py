@@ -65,7 +65,7 @@ class SpotServing:
     doomed: dict[int, int] = field(default_factory=dict)  # machine -> ns at which it goes
     ended_ns: dict[int, int] = field(default_factory=dict)
     layout: Choice | None = None
-    held: dict[int, Position] = field(default_factory=dict)  # GPU (machine x PLACES + place) -> position
+    positions: dict[int, Position] = field(default_factory=dict)  # GPU (machine x PLACES + place) -> position
     replicas: dict[int, Replica] = field(default_factory=dict)
     has_served: set[int] = field(default_factory=set)  # machines that launch again where they load from storage
     move: Move | None = None  # between stop and resume; batches that are carried stay with their old replicas
@@ -155,7 +155,7 @@ class SpotServing:
     def _machine_gone(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
         hit = self._touches(machine)
         self.doomed.pop(machine, None)
-        self.held = {gpu: at for gpu, at in self.held.items() if gpu // PLACES != machine}
+        self.positions = {gpu: at for gpu, at in self.positions.items() if gpu // PLACES != machine}
         for number, replica in list(self.replicas.items()):
             if machine in replica.machines:
                 self._interrupt(now_ns, number, actions)
@@ -207,7 +207,7 @@ class SpotServing:
         if plan is None:
             self._without_layout(now_ns, actions)
             return
-        if not self.held:
+        if not self.positions:
             self._from_storage(now_ns, actions)
             return
         cached = {}
@@ -245,7 +245,7 @@ class SpotServing:
             return
         for number in sorted(self.replicas):
             self._interrupt(now_ns, number, actions)
-        self.held = {}
+        self.positions = {}
         targets = dict(zip(self._gpus(), positions_of(plan.layout), strict=False))
         end = now_ns + round(self._load_s(plan, {gpu // PLACES for gpu in targets}) * NS)
         machines = frozenset(self.usable)
@@ -266,7 +266,7 @@ class SpotServing:
             actions.append(Cancel("resume"))
             self._go_on(now_ns)
         actions.append(Cancel("stop"))
-        self.layout, self.replicas, self.held = None, {}, {}
+        self.layout, self.replicas, self.positions = None, {}, {}
 
     def _go_on(self, now_ns: int) -> None:
         self.paused_s += (now_ns - self.stopped_ns) / NS
@@ -284,12 +284,12 @@ class SpotServing:
             return
         if self._leaves_ns() < NEVER_NS:
             self._stop_in_time(now_ns, actions)
-        elif self.usable - move.known:
+        elif self.usable - move.usable:
             self._came(now_ns, actions)
 
     def _install(self, plan: Choice, targets: dict[int, Position], batches: Mapping[int, Batch | None]) -> None:
         """Replicas of a layout; batches that were carried go on, by data rank."""
-        self.layout, self.held, self.replicas = plan, targets, {}
+        self.layout, self.positions, self.replicas = plan, targets, {}
         for rank in range(plan.layout[0]):
             machines = frozenset(gpu // PLACES for gpu, at in targets.items() if at[0] == rank)
             self.replicas[self._next_replica] = Replica(machines, rank, True, batches.get(rank))
@@ -384,7 +384,7 @@ class SpotServing:
             return True
         assert self.layout is not None
         _, pipeline, tensor = self.layout.layout
-        slices = {at[1:] for gpu, at in self.held.items() if self._there_at((gpu // PLACES,), move.done_ns)}
+        slices = {at[1:] for gpu, at in self.positions.items() if self._there_at((gpu // PLACES,), move.done_ns)}
         return len(slices) == pipeline * tensor
 
     def _move(self, now_ns: int, plan: Choice, cached: Mapping[int, float]) -> Move:
@@ -398,7 +398,7 @@ class SpotServing:
             cache[self.replicas[number].rank] = cached[number]
         ranks = {self.replicas[number].rank: rank for number, rank in carried.items()}
         gpus = self._gpus()
-        old_positions = [self.held.get(gpu) for gpu in gpus]
+        old_positions = [self.positions.get(gpu) for gpu in gpus]
         migration = map_positions(old_positions, old, new, model.weight_bytes, cache, ranks)
         received = [
             Received(

@@ -117,7 +117,7 @@ class Move:
     serving_ns: int
     done_ns: int  # the last layer is in
     moved_bytes: float
-    known: frozenset[int]  # machines that could be used when it began
+    usable: frozenset[int]  # machines that could be used when it began
     from_storage: bool = False
 
     @property

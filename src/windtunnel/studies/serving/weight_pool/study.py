@@ -56,7 +56,7 @@ class WeightPool:
     models: tuple[SmallModel, ...]
     workload: Workload
     lengths: tuple[int, int]
-    asked: tuple[int, ...]  # the model of each request
+    model_of: tuple[int, ...]  # the model of each request
     systems: tuple[System, ...]
     sources: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -225,7 +225,7 @@ def run_weight_pool(pool: WeightPool) -> WeightPoolResult:
 def _played(pool: WeightPool, system: System) -> SystemServed:
     load, servers = pool.workload, pool.servers
     arrivals = None if load.arrival_ns is None else [float(at) * 1e-9 for at in load.arrival_ns]
-    done = play_pool(system, servers, pool.models, pool.asked, arrivals_s=arrivals, in_flight=load.concurrency or 0)
+    done = play_pool(system, servers, pool.models, pool.model_of, arrivals_s=arrivals, in_flight=load.concurrency or 0)
     span = max(max(done.ended_s) - (arrivals[0] if arrivals else 0.0), 1e-9)
     seconds, tokens = servers.gpus * span, len(load) * pool.lengths[1]
     cost = None if pool.gpu_hour is None else seconds / 3600.0 * pool.gpu_hour
@@ -235,7 +235,7 @@ def _played(pool: WeightPool, system: System) -> SystemServed:
         output_tokens_per_s=tokens / span,
         loads=done.loads,
         host_hits=done.host_hits,
-        utilisation=sum(pool.models[number].compute_s for number in pool.asked) / seconds,
+        utilisation=sum(pool.models[number].compute_s for number in pool.model_of) / seconds,
         duration_s=span,
         gpu_seconds=seconds,
         cost=cost,

@@ -39,7 +39,7 @@ def overlapped(plan: Plan) -> Plan:
 
 def rewrite(step: FlatStep, partition: PartitionPlan) -> tuple[FlatStep, PartitionPlan]:
     """The partition of the shortest step, and what was chosen."""
-    exchanges = any(task.role == "all_to_all" for task in step.one)
+    exchanges = any(task.role == "all_to_all" for task in step.one_batch)
     groups = (False, True) if partition.group is None else (partition.group,)
     pieces = (PIECES if exchanges else (1,)) if partition.pieces is None else (partition.pieces,)
     late = (False, True) if partition.late_weights is None else (partition.late_weights,)

@@ -48,24 +48,29 @@ class FlatStep:
     layout: Layout
     pricer: Pricer
     blocks: tuple[Block, ...]
-    one: tuple[Task, ...]
-    two: tuple[Task, ...]
+    one_batch: tuple[Task, ...]
+    two_batches: tuple[Task, ...]
     lanes: Mapping[str, Lane]
 
     def rewritten(self, rewrite: Rewrite, lanes: Mapping[str, Lane] | None = None) -> FlatStep:
         """The step with its tasks rewritten, and perhaps served otherwise."""
-        return replace(self, one=rewrite(self.one), two=rewrite(self.two), lanes={**self.lanes, **(lanes or {})})
+        return replace(
+            self,
+            one_batch=rewrite(self.one_batch),
+            two_batches=rewrite(self.two_batches),
+            lanes={**self.lanes, **(lanes or {})},
+        )
 
     def play(self) -> Played:
         """The timeline of a step with one micro-batch."""
-        return play(self.one, self.lanes, self._slowdown())
+        return play(self.one_batch, self.lanes, self._slowdown())
 
     def seconds(self) -> float:
         """The whole step: its last micro-batch with what follows it, and the others before."""
         first = self.play().makespan_ns
         if self.layout.micro_batches == 1:
             return first / 1e9
-        both = play(self.two, self.lanes, self._slowdown()).makespan_ns
+        both = play(self.two_batches, self.lanes, self._slowdown()).makespan_ns
         return (first + (self.layout.micro_batches - 1) * (both - first)) / 1e9
 
     def _slowdown(self) -> float:

@@ -124,7 +124,7 @@ def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> Price
             "allocated_bytes": sizes.device(window),
             "host_bytes": (layers - window) * state,
         },
-        held=Held(
+        on_device=Held(
             sizes.resident(window) / sizes.state, sizes.pool(window) / sizes.state, constants.RESERVED_OVER_ALLOCATED
         ),
         before=Drawn(whole.tasks, whole.played, {}),
@@ -159,7 +159,7 @@ def layer_times(
     ends = [block for block in step.blocks if block.is_end]
     first = sum(took(block, Kind.FORWARD) for block in ends[:1])
     between = sum(took(block, Kind.FORWARD) for block in ends[1:]) + sum(took(b, Kind.BACKWARD) for b in ends)
-    update = step.one[-2] if step.one[-1].name == "between steps" else step.one[-1]
+    update = step.one_batch[-2] if step.one_batch[-1].name == "between steps" else step.one_batch[-1]
     assert update.role == "update", "a step ends with its update"
     everything = sum(block.dense_parameters + block.expert_parameters for block in step.blocks)
     per_parameter = update.work_ns / 1e9 / everything

@@ -36,7 +36,7 @@ ONE_BY_ONE = {lane: Lane() for lane in (SCALE_UP, SCALE_OUT)}  # the most urgent
 
 def rewrite(step: FlatStep, parameters: LinaPlan) -> tuple[FlatStep, int]:
     """The step with priorities and pieces, and in how many pieces experts run: those of the shortest step."""
-    exchanges = any(task.role == "all_to_all" for task in step.one)
+    exchanges = any(task.role == "all_to_all" for task in step.one_batch)
     counts = PIECES if parameters.pipeline and parameters.micro_op and exchanges else (1,)
     steps = {
         count: step.rewritten(partial(in_pieces, parameters=parameters, experts=count), lanes_of(parameters))
@@ -48,7 +48,7 @@ def rewrite(step: FlatStep, parameters: LinaPlan) -> tuple[FlatStep, int]:
 
 def checked(step: FlatStep, parameters: LinaPlan) -> None:
     """Raise LayoutError where there is nothing to put first, SpecError on a number that cannot be."""
-    if not any(task.role == "all_to_all" for task in step.one):
+    if not any(task.role == "all_to_all" for task in step.one_batch):
         raise LayoutError(
             "prioritised_all_to_all (lina) without an all-to-all: no experts, or ep 1",
             "use a model with experts and --ep 2 or more",
@@ -86,7 +86,7 @@ def packing_by_rule(steps: Mapping[int, FlatStep]) -> int:
 
 def work(step: FlatStep, role: str) -> float:
     """Seconds of all tasks of a role in a forward pass."""
-    return sum(task.work_ns for task in step.one if task.role == role and task.phase == "forward") / 1e9
+    return sum(task.work_ns for task in step.one_batch if task.role == role and task.phase == "forward") / 1e9
 
 
 def figures(step: FlatStep) -> dict[str, float]:
@@ -96,7 +96,7 @@ def figures(step: FlatStep) -> dict[str, float]:
     over the time alone; `pipelining`: share of the time from a layer's first dispatch to its
     last combine in which its experts compute.
     """
-    played, tasks = step.play(), step.one
+    played, tasks = step.play(), step.one_batch
     total = backward = alone = 0
     windows: dict[tuple[int, str], list[int]] = {}
     busy: dict[tuple[int, str], int] = {}

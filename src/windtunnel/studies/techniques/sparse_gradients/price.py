@@ -77,14 +77,14 @@ def break_even_ratio(step: FlatStep, parameters: SparsePlan) -> float:
 
     T(rho) = choose + norms + latency + rho (T_whole - latency), straight in rho; single elements likewise.
     """
-    reduces = [task for task in step.one if task.role == "reduce"]
+    reduces = [task for task in step.one_batch if task.role == "reduce"]
     whole = sum(task.work_ns for task in reduces)
     if not whole:
         return 0.0
 
     def total(ratio: float) -> float:
         roles = {"choose", "reduce"}
-        changed = sparse(step.one, step.pricer, replace(parameters, ratio=ratio))
+        changed = sparse(step.one_batch, step.pricer, replace(parameters, ratio=ratio))
         return float(sum(task.work_ns for task in changed if task.role in roles))
 
     low, high = total(1e-9), total(1.0 - 1e-9)

@@ -63,7 +63,7 @@ def disturb(
     job = planned.disturbed(parts)
 
     def explained(now: Replayed[Unfolded], slow: Sequence[Slow]) -> Explanation:
-        return who_waits(now.made, now.timeline, step, layout, slow)
+        return who_waits(now.step, now.timeline, step, layout, slow)
 
     def place(rank: int) -> tuple[int, int]:
         replica, stage = cells_of(layout, (rank,))
@@ -127,7 +127,7 @@ class PlannedStep:
             links = np.maximum(cell_factors(self.layout, slow)[1], shared)
             step_s = self.undisturbed_ns / 1e9
             sources += warming(slow, self.step, self.layout, self.pieces, self.pricer, links, step_s)
-        return Variant(durations, np.ascontiguousarray(steady.made.class_of[::tied]), sources)
+        return Variant(durations, np.ascontiguousarray(steady.step.class_of[::tied]), sources)
 
 
 def uneven_fabric(layout: Layout, slow: tuple[Slow, ...]) -> LinkFactors:

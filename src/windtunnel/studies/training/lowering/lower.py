@@ -41,7 +41,7 @@ def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer:
     the optimizer. Not where tensors are updated one by one, or on a CPU, whose new pages are those of activations.
     """
     segments, names, segment_of = distinct_passes(pieces, schedule, pricer)
-    plans = (_NOT_TOKENS(layout.plan), _NOT_TOKENS(layout.asked))
+    plans = (_NOT_TOKENS(layout.plan), _NOT_TOKENS(layout.user_plan))
     parts = (layout.virtual_layers, layout.shard_group, layout.replicas, layout.vocab_padded)
     key = (id(layout.model), plans, layout.cluster, parts, id(schedule), names, segment_of.tobytes())
     frame = FRAMES.pop(key, None)

@@ -35,7 +35,7 @@ class OpArrays:
         self.n += count
         return first
 
-    def one(
+    def append(
         self,
         kind: int,
         stream: int,

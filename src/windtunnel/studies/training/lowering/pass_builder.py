@@ -62,7 +62,7 @@ class PassBuilder:
     nic_shares: dict[int, float] = field(default_factory=dict)  # op -> share of the NIC that it takes
     pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
     last: int = -1  # last op on the compute stream
-    begun: int = 0  # first op of the block that is being added
+    block_start: int = 0  # first op of the block that is being added
     looks_back: bool = False  # whether one of the block's ops depends on what ran before it on the compute stream
     sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
     # Of each kernel, transfer and copy: source and seconds of its price, with its band; what transfers send, by key.
@@ -254,7 +254,7 @@ class PassBuilder:
 
     def copy_of(self, stretch: Stretch) -> None:
         """Add what this pass or another was given, for the block that is being added, from the same state."""
-        other, start, ended = stretch.build, stretch.begun, stretch.ended
+        other, start, ended = stretch.build, stretch.starts, stretch.ends
         first, end = start[0], ended[0]
         moved = self.builder.copy_of(other.builder, first, end)
         shares = [(op + moved, share) for op, share in other.nic_shares.items() if first <= op < end]
@@ -303,8 +303,8 @@ class Stretch:
     """Ops of a pass from one mark to another, and what the next op waited for then."""
 
     build: PassBuilder
-    begun: tuple[int, ...]
-    ended: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
     pending: tuple[int, ...]
     last: int
     sync: tuple[int, ...]

@@ -50,7 +50,7 @@ class StepBuilder:
         self._norms_of: dict[int, int] = {}  # by identity of a piece
         self._buckets: dict[tuple[object, ...], list[Collective]] = {}
 
-    def held(self, rank: int) -> list[Piece]:
+    def pieces_of(self, rank: int) -> list[Piece]:
         """Pieces of a pipeline rank."""
         return [self.pieces[int(stage)] for stage in self.schedule.virtual_stage[rank]]
 
@@ -90,7 +90,7 @@ class StepBuilder:
         """A collective on a rank's stream."""
         if collective.key:
             self.traffic[collective.key] = self.traffic.get(collective.key, 0.0) + collective.bytes_total
-        return self.ops.one(
+        return self.ops.append(
             OpKind.COLLECTIVE,
             rank * len(STREAMS) + stream,
             collective.label,
@@ -120,7 +120,7 @@ class StepBuilder:
     def compute(self, name: str, category: str, kind: OpKind, seconds: float, interference: int, rank: int) -> int:
         """One op on a rank's compute stream."""
         at = rank * len(STREAMS) + COMPUTE
-        return self.ops.one(kind, at, self.label(name), self.category(category), nanoseconds(seconds), interference)
+        return self.ops.append(kind, at, self.label(name), self.category(category), nanoseconds(seconds), interference)
 
     def _norms(self, piece: Piece) -> int:
         if id(piece) not in self._norms_of:

@@ -39,14 +39,14 @@ def add_end(
         reduced = add_reductions(build, buckets, actions, rank, final)
         done = reduced if reduced >= 0 else shared.get(rank, final)
         if layout.sums_norms and rank not in shared and not layout.reduces_in_passes:
-            done = build.sum_norms(rank, build.held(rank), [done])[0]
+            done = build.sum_norms(rank, build.pieces_of(rank), [done])[0]
         ends.append(done)
     _tie_embeddings(build, ends)
     build.category("optimizer")
     prices = []
     updates: dict[tuple[int, ...], Price] = {}  # by identity of a rank's pieces
     for rank in range(schedule.stages):
-        own_pieces = build.held(rank)
+        own_pieces = build.pieces_of(rank)
         if layout.habits.clips_gradients:
             squares = build.collective("gradient norm", Transfer("all_reduce", "world", 4.0), shared=False)
             norm = build.add(squares, rank, rendezvous=0, stream=COMPUTE)
@@ -61,7 +61,7 @@ def add_end(
                 tensors_of(own_pieces) if layout.habits.pure_precision else (),
             )
         new = fresh[rank]
-        price = updates[pieces].plus(build.pricer.new_pages(new.optimizer, new.held, update=True))
+        price = updates[pieces].plus(build.pricer.new_pages(new.optimizer, new.peak, update=True))
         prices.append(price.plus(added[rank]))
         op = build.compute("optimizer", "optimizer", OpKind.COMPUTE, price.seconds, MATH, rank)
         if not layout.habits.clips_gradients:
@@ -93,7 +93,7 @@ def _added(build: StepBuilder, rank: int) -> tuple[Price, int]:
     if not (build.layout.habits.pure_precision and later):
         return FREE, -1
     price = FREE
-    for size, count in sorted(Counter(tensors_of(build.held(rank))).items(), reverse=True):
+    for size, count in sorted(Counter(tensors_of(build.pieces_of(rank))).items(), reverse=True):
         price = price.plus(build.pricer.added(size).scaled(float(count * later)))
     return price, build.compute("add gradients", "memory-bound", OpKind.COMPUTE, price.seconds, MATH, rank)
 
@@ -103,6 +103,6 @@ def _new_pages(build: StepBuilder, rank: int, new: NewBytes) -> int:
     last = -1
     for phase, count in (("forward", new.forward), ("backward", new.backward)):
         if count:
-            seconds = build.pricer.new_pages(count, new.held).seconds
+            seconds = build.pricer.new_pages(count, new.peak).seconds
             last = build.compute(f"{phase}: new pages", "host", OpKind.HOST, seconds, 0, rank)
     return last

@@ -46,7 +46,7 @@ class BackwardTape:
         w = self.w
         if self.now < 0:  # a parallel block: only the residual's own gradient is left
             self.now, self.residual = self.residual, -1
-        w.drop(*step.held)
+        w.drop(*step.saved_bytes)
         self.residual = w.hold(self.now)
         if shared:
             self.aside = w.hold(self.now)
@@ -56,7 +56,7 @@ class BackwardTape:
         incoming = self.normed if self.normed >= 0 else self.now
         w.learners.append(WeightGradient(len(w.events), -1, -1, (), incoming, linear=False))
         out = w.moved(incoming, step.size)
-        w.drop(*step.held)
+        w.drop(*step.saved_bytes)
         self.normed = -1
         if self.residual >= 0:
             both = w.new(step.size)
@@ -98,10 +98,10 @@ class BackwardTape:
         elif w.keep.stand_in and op.weight_elements:
             weight = w.new(STAND_IN_BYTES * op.weight_elements)
             passing.append(weight)
-        inputs = (*step.held, again) if again >= 0 else tuple(step.held)
+        inputs = (*step.saved_bytes, again) if again >= 0 else tuple(step.saved_bytes)
         if op.weight_elements or inputs:  # else its weights are frozen, and nothing of it is put off
             w.learners.append(WeightGradient(begins, weight, gathered, inputs, read))
-        w.drop(*passing, *step.held)
+        w.drop(*passing, *step.saved_bytes)
         if branch:
             self.branches -= 1
             if not self.branches:
@@ -135,22 +135,22 @@ class BackwardTape:
             # Flash attention accumulates the gradient of the queries in fp32.
             accumulator = w.new(2 * op.output_bytes)
             self.attention = w.new(step.size)
-            w.drop(accumulator, *step.held, self.now)
+            w.drop(accumulator, *step.saved_bytes, self.now)
             self.now = -1
         elif op.name == "context":
             self.now = w.moved(self.now, op.shape[0] * op.shape[1] * op.shape[3] * 2.0)
         elif op.name == "scores":
             self.attention = w.new(step.size)
-            w.drop(*step.held, self.now)
+            w.drop(*step.saved_bytes, self.now)
             self.now = -1
         elif self.attention >= 0:
             self.attention = w.moved(self.attention, step.size)
-            w.drop(*step.held)
+            w.drop(*step.saved_bytes)
         elif op.name == "router":
-            w.drop(*step.held)
+            w.drop(*step.saved_bytes)
         else:
             out = w.moved(self.now, step.size) if op.name != "softmax" else w.moved(self.now, op.output_bytes)
-            w.drop(*step.held)
+            w.drop(*step.saved_bytes)
             if op.name in READS_NORM:
                 self._add(out)
                 self.now = -1
@@ -166,7 +166,7 @@ class BackwardTape:
         by_scores = w.new(rows * s)
         w.drop(scores, self.now)
         wide = [w.new(rows * d), w.new(rows * d)]
-        w.drop(by_scores, *step.held)
+        w.drop(by_scores, *step.saved_bytes)
         self.attention = w.new(step.size)
         w.drop(values, *wide)
         self.now = -1
@@ -179,15 +179,15 @@ class BackwardTape:
             widths = rules.get("backward_tp", widths)
         copies = [w.new(width * logits) for width in widths]
         if rules["in_place"]:
-            self.now = step.held[-1]
-            w.drop(*copies, *step.held[:-1])
+            self.now = step.saved_bytes[-1]
+            w.drop(*copies, *step.saved_bytes[:-1])
         elif not copies:
             self.now = w.new(step.size)
-            w.drop(*step.held)
+            w.drop(*step.saved_bytes)
         elif step.size >= FP32 * logits:  # logits in fp32: the last of them is the gradient
             self.now = copies.pop()
-            w.drop(*copies, *step.held)
+            w.drop(*copies, *step.saved_bytes)
         else:  # the last of them is cast when the others are gone
-            w.drop(*copies[:-1], *step.held)
+            w.drop(*copies[:-1], *step.saved_bytes)
             self.now = w.new(step.size)
             w.drop(*copies[-1:])

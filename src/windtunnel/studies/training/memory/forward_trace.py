@@ -65,7 +65,7 @@ def write(
         writer.drop(again)
     else:
         steps, output = ForwardTape(writer, holding=True).run(operations)
-        away = sorted({slot for step in steps for slot in step.held}) if offload else []
+        away = sorted({slot for step in steps for slot in step.saved_bytes}) if offload else []
         away = [slot for slot in away if slot != output and slot not in writer.stays]
         forward = writer.events + [(slot, 0) for slot in away]
         writer.events = [(slot, writer.bytes_of(slot)) for slot in away]

@@ -111,7 +111,7 @@ def _frozen_bytes(layout: Layout, dense: float, expert: float) -> float:
         wide = layout.plan.precision == "fp32" or layout.habits.parameter_dtype == "fp32"
         return (4.0 if wide and layout.plan.master_dtype == "fp32" else 2.0) * count
     low = KEPT_BYTES[layout.plan.precision]
-    choice = layout.asked.fp8_parameters
+    choice = layout.user_plan.fp8_parameters
     alone = layout.habits.own_low_precision if choice is None else choice  # nothing is gathered of what does not learn
     return low * count if alone else (2.0 + low) * count
 

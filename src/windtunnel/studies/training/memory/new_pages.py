@@ -31,7 +31,7 @@ class NewBytes(NamedTuple):
     forward: int
     backward: int
     optimizer: int
-    held: int
+    peak: int
 
 
 NONE = NewBytes(0, 0, 0, 0)

@@ -50,7 +50,7 @@ EVENTS_MOST = 500_000  # that an allocator is replayed through where the answer 
 @dataclass(frozen=True, slots=True)
 class _Walk:
     at: int  # action of the peak
-    held: float  # activations at the peak
+    activations: float  # activations at the peak
     workspace: float
     levels: NDArray[np.float64]  # held during each action, workspace included
     gradients: float = 0.0  # at the peak, where they come and go
@@ -59,7 +59,7 @@ class _Walk:
 
     @property
     def peak(self) -> float:
-        return self.held + self.workspace + self.gradients + self.parameters
+        return self.activations + self.workspace + self.gradients + self.parameters
 
 
 def memory_of(
@@ -214,7 +214,7 @@ class _Ranks:
             "parameters": state.parameters + walk.parameters,
             "gradients": standing + walk.gradients + float(sum(self._buckets(pieces))),
             "optimizer": state.optimizer,
-            "activations": walk.held,
+            "activations": walk.activations,
             "workspace": walk.workspace,
         }
         return {name: int(value) for name, value in categories.items()}, walk
@@ -273,7 +273,7 @@ class _Ranks:
         stays = min(float(adds[at]), own) if adds[at] > 0.0 or own < 0.0 else 0.0
         return _Walk(
             at,
-            held=float(before[at]) + stays,
+            activations=float(before[at]) + stays,
             workspace=own - stays + root,
             levels=during,
             gradients=float(gradients[at] + learned[at]),

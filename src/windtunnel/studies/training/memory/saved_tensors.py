@@ -78,7 +78,7 @@ class SavedForBackward:
 
     op: Operation
     size: int  # bytes of the input
-    held: list[int]
+    saved_bytes: list[int]
     again: float  # bytes that selective recomputation makes again before the backward of this op
 
 

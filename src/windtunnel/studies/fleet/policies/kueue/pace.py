@@ -120,7 +120,7 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
             stopping |= waits
             at_ns = max(at_ns, *(pace.stops_ns[index] for index in waits))
             pace.ahead[job.queue] = job.index
-        room = job.gpus if waits else policy.kept(job, node)
+        room = job.gpus if waits else policy.reserved(job, node)
         if room > 0:
             node.add(room)
             reserved.append((node, room))

@@ -62,7 +62,7 @@ class Kueue(Rules):
                     yield job, placement
                     continue
                 heads[job].full = True
-                room = self.kept(job, node)
+                room = self.reserved(job, node)
                 if room > 0:
                     node.add(room)
                     reserved.append((node, room))

@@ -46,7 +46,7 @@ class Rules(Lines):
             return board.gang(job.gpus, self.per_node)
         return self.topology.place(job.gpus, job.owner, board.free, self.per_node)
 
-    def kept(self, job: Running, node: Node) -> int:
+    def reserved(self, job: Running, node: Node) -> int:
         """GPUs that nobody else is given in this cycle: what a queue could not reclaim from all, it keeps."""
         quota = self.quotas[job.queue]
         if quota.reclaim == WHOEVER or node.parent is None or not self._may_preempt(job, node):

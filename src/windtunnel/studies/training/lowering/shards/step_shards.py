@@ -64,12 +64,12 @@ def buckets_of(build: StepBuilder) -> Buckets:
     """How many buckets each piece's parameters come in, and the actions that they overlap."""
     schedule, layout = build.schedule, build.layout
     stages, chunks = schedule.stages, schedule.chunks
-    parameters = np.array([[sum(piece.learning) for piece in build.held(rank)] for rank in range(stages)])
+    parameters = np.array([[sum(piece.learning) for piece in build.pieces_of(rank)] for rank in range(stages)])
     # With several chunks only the last one's reduction is exposed, so fewer buckets each say as much.
     most = max(2, BUCKETS_MOST // chunks)
     count = np.clip(np.ceil(parameters / layout.message_parameters), 1, most).astype(np.int64)
     if shares_once(layout) and not TRAITS[schedule.name].has_runtime:
-        units = np.array([[_units(piece) for piece in build.held(rank)] for rank in range(stages)])
+        units = np.array([[_units(piece) for piece in build.pieces_of(rank)] for rank in range(stages)])
         count = np.clip(units, 1, most).astype(np.int64)
     elif not (gathers_first(layout) or reduces_last(layout)):
         count[:] = 1
@@ -83,7 +83,7 @@ def add_gathers(build: StepBuilder, buckets: Buckets) -> dict[tuple[int, int], l
     width = parameter_bytes(build.plan)
     gathers: dict[tuple[int, int], list[int]] = {}
     for rank in range(build.schedule.stages):
-        for chunk, piece in enumerate(build.held(rank)):
+        for chunk, piece in enumerate(build.pieces_of(rank)):
             count = int(buckets.count[rank, chunk])
             gathers[rank, chunk] = _buckets(build, "gather parameters", "all_gather", piece, count, width, rank)
     return gathers
