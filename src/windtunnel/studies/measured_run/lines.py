@@ -19,7 +19,7 @@ from windtunnel.studies.training.launch.megatron_log import ESCAPES
 
 NUMBER = r"(?:np\.float\d+\()?['\"]?([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron and Levanter abridge
-TIMES = {"ms": MS, "s": 1.0}
+TIMES = {"us": 1e-6, "ms": MS, "s": 1.0}
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 CLOCK = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 RANK = re.compile(r"\[(?:default|rank[- ]?|Rank )(\d+)(?:/\d+)?\]")
@@ -144,7 +144,6 @@ FORMATS = (
         r"CurrSamplesPerSec=|\d, SamplesPerSec=",
         number=(r"(?:global_step=| )#(?:, RunningAvg)", 1.0),
         samples_per_s=(r"(?:Curr|, )SamplesPerSec=#", 1.0),
-        allocated_bytes=(r"MaxMemAllocated=#GB", GIB),
     ),
     _format(
         "DeepSpeed pipeline",
@@ -190,8 +189,6 @@ FORMATS = (
         (r"timing_s/([\w/@.-]+): *#", 1.0),
         number=(r"\bstep:#", 1.0),
         seconds=(r"timing_s/step: *#", 1.0),
-        allocated_bytes=(r"perf/max_memory_allocated_gb: *#", GIB),
-        reserved_bytes=(r"perf/max_memory_reserved_gb: *#", GIB),
     ),
     _format("NeMo RL", r"• Total step time: ", seconds=(r"Total step time: *#s", 1.0)),
     _format("NeMo RL", r"• [\w/ ]+: *[\d.]+s \(", (r"• ([\w/ ]+): *#s", 1.0)),
@@ -220,8 +217,6 @@ FORMATS = (
         r"\bStep \d+ \| .*\btokens_per_second_per_gpu:",
         number=(r"\bStep #", 1.0),
         tokens_per_s_per_gpu=(r"tokens_per_second_per_gpu:#", 1.0),
-        allocated_bytes=(r"peak_memory_alloc:#", GIB),
-        reserved_bytes=(r"peak_memory_reserved:#", GIB),
     ),
     _format(
         "modded-nanogpt",
@@ -247,9 +242,50 @@ FORMATS = (
     ),
     _format(
         "fairseq",
-        r"\| train_inner \| .*\bwps=",
-        number=(r"\bnum_updates=#", 1.0),
-        tokens_per_s=(r"\bwps=#", 1.0),
+        r"\| train_inner \| .*\bwps=|\"wps\": .*\"wpb\": ",
+        number=(r"\bnum_updates\"?[=:] *#", 1.0),
+        steps_per_s=(r"\bups\"?[=:] *#", 1.0),
+        tokens_per_s=(r"\bwps\"?[=:] *#", 1.0),
+    ),
+    _format(
+        "lingua",
+        r"\bstep: *\d+ .*\bwps: .*\biter: .*\bdata: ",
+        number=(r"\bstep: *#", 1.0),
+        tokens_per_s_per_gpu=(r"\bwps: *#", 1.0),
+        data_loader=(r"\bdata: *#", 1.0),
+    ),
+    _format(
+        "llm.c",
+        r"\bstep +\d+/\d+ \| loss .*\| +[\d.]+ ms \| .*tok/s",
+        number=(r"\bstep +#/", 1.0),
+        seconds=(r"\| +# ms \|", MS),
+        tokens_per_s=(r"# tok/s", 1.0),
+    ),
+    _format(
+        "open_clip",
+        r"\bTrain Epoch: .*\bBatch \(t\): ",
+        seconds=(r"\bBatch \(t\): #", 1.0),
+        samples_per_s=(r"\bBatch \(t\): [\d.]+, #/s", 1.0),
+        data_loader=(r"\bData \(t\): #", 1.0),
+    ),
+    _format(
+        "torchvision",  # and DETR: the median of the last steps
+        r"\bEpoch: \[\d+\] +\[ *\d+/\d+\] +eta: .*\btime: ",
+        number=(r"\] +\[ *#/", 1.0),
+        seconds=(r"\btime: #", 1.0),
+        data_loader=(r"\bdata: #", 1.0),
+        allocated_bytes=(r"\bmax mem: #", MIB),
+    ),
+    _format(
+        "Keras",
+        r"\d+/\d+ (?:\[[=>.]+\]|━+) .*/step",
+        seconds=(r" (\d{2,})(us|ms|s)/step", TIMES),  # one digit is too few
+    ),
+    _format(
+        "DeepSpeed-Chat",
+        r"\|E2E latency=",
+        (r"\|([A-Z]\w+ (?:time|latency))=#s", 1.0),
+        seconds=(r"\|E2E latency=#s", 1.0),
     ),
     _format(
         "PyTorch examples",
@@ -272,9 +308,9 @@ FORMATS = (
     ),
     _format(
         "training loop",  # picotron, prime-rl and others
-        r"(?i)\bstep:? *\d+ *\| .*(?:\btime: [\d.]+s\b|\btokens/s/gpu:)",
-        number=(r"(?i)\bstep:? *#", 1.0),
-        seconds=(r"\| Time: #s", 1.0),
+        r"(?i)\b(?:step|iter):? *\d+ *\|.*(?:(?<=\|) time: [\d.]+ ?m?s\b|\btokens/s/gpu:)",
+        number=(r"(?i)\b(?:step|iter):? *#", 1.0),
+        seconds=(r"(?i)\| time: # ?(m?s)\b", TIMES),
         tokens_per_s_per_gpu=(r"(?i)tokens/s/gpu: *#([KMGT]?)", THOUSANDS),
         tokens_per_s=(r"Throughput: # tokens/s", 1.0),
     ),
@@ -306,7 +342,7 @@ FORMATS = (
 # Bars of what is no training step: what is loaded, made or judged before and beside it, and parts of a step of RL.
 OTHER_BARS = re.compile(
     r"(?i)\b(?:load|download|fetch|map\b|filter|tokeniz|preprocess|pack|cast|generat|process|prompt|sampl|eval|valid|test"
-    r"|sanity|predict|captur|saving|train epoch|train step of epoch)[\w .,=()\[\]/-]*:? *\d+%\|"
+    r"|sanity|predict|captur|saving|train epoch|train step of epoch)[\w .,=()\[\]/-]*:? *\d+%"
 )
 NAMED = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, METRICS))})['\"]? *[:=] *{NUMBER}")
 ROUNDING = 0.02  # of a rate that is printed with few digits, from which on it is not read
@@ -314,7 +350,7 @@ TIMER = re.compile(rf"^\W*([a-z][\w/-]*) \.{{3,}}: \({NUMBER}, {NUMBER}\)")
 TIMERS_ONCE = ("setup", "load-checkpoint", "save-checkpoint", "evaluate", "iterators")
 ABOUT_STEPS = ("step", "iter", "train", "batch", "loss", "latency", "throughput", "perf/", "timing", "samples")
 HAS_TIME = re.compile(
-    r"\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|\btime|timing|perf/|(?:/|_per_)s(?:ec(?:ond)?)?\b"
+    r"\bwps\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|\btime|timing|perf/|(?:/|_per_)s(?:ec(?:ond)?)?\b"
 )
 HAS_NUMBER = re.compile(r"\d")
 STEP_FIELDS = ("number", "seconds", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s")
@@ -344,10 +380,17 @@ def _read(form: Format, line: str) -> Record | None:
     if form.name == "progress bar" and OTHER_BARS.search(line):
         return None
     values: dict[str, float] = {}
+    rounded = ""
     for name, (pattern, unit) in form.fields.items():
         match = pattern.search(line)
-        if match and not (name == "steps_per_s" and _is_rounded(match[1])):
+        if match and name == "steps_per_s" and _is_rounded(match[1]):
+            rounded = match[1]
+        elif match:
             values[name] = _number(match[1]) * (unit[match[2]] if isinstance(unit, Mapping) else unit)
+    if rounded and values.get("elapsed"):  # then its clock has more digits, unless the run went on from a checkpoint
+        rate = values.get("number", 0.0) / values["elapsed"]
+        if abs(rate - _number(rounded)) <= _rounding(rounded):
+            values["steps_per_s"] = rate
     parts: dict[str, float] = {}
     if form.parts is not None:
         pattern, factor = form.parts
@@ -393,9 +436,12 @@ def _record(form: str, line: str, values: dict[str, float], parts: dict[str, flo
 
 
 def _is_rounded(text: str) -> bool:
-    """Whether what a rate was rounded by is too much of it: `0.005` steps a second are 4 to 6 seconds' worth."""
-    value, digits = _number(text), len(text.partition(".")[2])
-    return value > 0.0 and 0.5 * 10.0**-digits > ROUNDING * value
+    """Whether what a rate was rounded by is too much of it: `0.005` steps a second are 182 to 222 seconds."""
+    return _number(text) > 0.0 and _rounding(text) > ROUNDING * _number(text)
+
+
+def _rounding(text: str) -> float:
+    return 0.5 * 10.0 ** -len(text.partition(".")[2])
 
 
 def _number(text: str) -> float:

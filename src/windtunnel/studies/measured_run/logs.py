@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -15,9 +15,11 @@ from windtunnel.studies.training.launch.megatron_log import BLOCK_BEGINS, BLOCK_
 
 WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
 BAR, TRAINER, DEEPSPEED, NAMED = "progress bar", "Hugging Face Trainer", "DeepSpeed", "named metrics"
-LEAST_TRUSTED = (BAR, "training loop", NAMED, TRAINER)  # step times only where nothing else has any
+LOOP = "training loop"  # of nobody's framework
+LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER)  # step times only where nothing else has any
 MEANS = (TRAINER, "ms-swift", "modded-nanogpt")  # what they say themselves is a mean since the start
 SHOWN = 160  # characters of a line that was not understood
+RISING = 4  # lines from which times that only rise are no step times
 EXACT = 20.0  # as many times as it is rounded to, time since the start has to go on before it tells a step's time
 TICK = {form.name: form.tick for form in FORMATS if "elapsed" in form.fields}
 
@@ -72,6 +74,9 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
             skipped += int(one.values.get("skipped", 0))
         elif one.step.phases:
             phases |= one.step.phases  # printed before or beside the step that they are of
+    if form == LOOP and _rises([step.seconds for step in steps if step.seconds is not None]):
+        odd = [*odd, "times that rise from line to line look like the time since the start"]
+        steps = []
     if phases and steps:
         steps[-1] = replace(steps[-1], phases={**steps[-1].phases, **phases})
     elif phases:
@@ -143,6 +148,10 @@ def _seconds(records: Iterable[Record], form: str) -> float:
     """The median of the step times that a framework says; 0 without one."""
     said = [one.step.seconds for one in records if one.format == form and one.step.seconds is not None]
     return median(said) if said else 0.0
+
+
+def _rises(times: Sequence[float]) -> bool:
+    return len(times) >= RISING and all(a < b for a, b in pairwise(times)) and times[-1] > 2.0 * times[0]
 
 
 def _last_of(records: list[Record], form: str) -> list[Record]:

@@ -271,3 +271,9 @@ def test_a_bar_that_is_slower_than_the_parts_of_deepspeed_has_the_whole_step(tmp
 def test_a_comment_of_printed_code_says_no_number_of_gpus(tmp_path: Path) -> None:
     run = read_run([written(tmp_path, "a.log", "    # Handle world_size=1: no messages\n" + megatron([1000.0] * 9))])
     assert run.n_gpus is None
+
+
+def test_times_of_a_loop_that_only_rise_are_no_step_times(tmp_path: Path) -> None:
+    lines = [f"step: {at} | loss: 3.1 | time: {12.5 * at}s | lr 1e-4" for at in range(1, 9)]
+    with pytest.raises(UserError, match="since the start"):
+        steady_of(read_run([written(tmp_path, "a.log", "\n".join(lines))]))
