@@ -68,8 +68,7 @@ def plan(
     from windtunnel.faces.report.plans import plans_document
 
     title = f"Plans for {question.model.base} on {question.cluster.base}"
-    document = found.to_dict()
-    give(question, document, outputs, plans_document(found, title), band=band_of_best(document), warnings=notes)
+    give(question, found.to_dict(), outputs, plans_document(found, title), band=found.band, warnings=notes)
     return INFEASIBLE if found.status == "infeasible" else 0
 
 

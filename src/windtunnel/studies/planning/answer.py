@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.choices import Choice
 
@@ -62,7 +62,7 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
-class Plans(Shown):
+class Plans(Answer):
     """Ranked plans, best first, with the certificate.
 
     `space`: how many plans are legal, how many of these were replayed event by event, and how many were excluded by a
@@ -98,6 +98,12 @@ class Plans(Shown):
     def status(self) -> str:
         """Whether anything fits: ok or infeasible."""
         return "ok" if self.plans else "infeasible"
+
+    @property
+    def band(self) -> Mapping[str, object] | None:
+        """Of the best plan's step."""
+        best = next(iter(self.plans), None)
+        return None if best is None else band_entry("plans[0].step_time_s", best.p5_s, best.p95_s)
 
     def to_dataframe(self) -> object:
         """A pandas DataFrame, a row a plan, best first: its figures, and each field that plans differ in.

@@ -19,10 +19,10 @@ from windtunnel.faces.report.prediction.views import memory_parts
 from windtunnel.faces.report.run_folder import load
 from windtunnel.files.bytes import MIB, READABLE, read_bytes
 from windtunnel.files.sqlite import is_sqlite
-from windtunnel.notebook import Shown
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import Compare, WhatIf
 from windtunnel.questions.asked.scenario import NAMES
+from windtunnel.questions.header import Answer
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.traces.kineto.file import TRACE_BYTES_MOST
@@ -63,7 +63,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Shown):
+class Comparison(Answer):
     """`b` minus `a`. `causes_ns` sums exactly to `step_ns`, `memory_causes_bytes` to `memory_bytes`.
 
     When one of the two has no timing (an infeasible job that was not replayed), `timed` is False and there are no
@@ -86,7 +86,7 @@ class Comparison(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceComparison(Shown):
+class TraceComparison(Answer):
     """A predicted step and a traced one, class of op by class of op."""
 
     title: str
