@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from windtunnel.questions.header import Answer, header
 from windtunnel.questions.reading import plain
@@ -12,7 +11,7 @@ from windtunnel.questions.registry import Question
 from windtunnel.questions.words import command
 
 
-def document(question: Question, answer: Any) -> dict[str, object]:
+def document(question: Question, answer: Answer | Mapping[str, object]) -> dict[str, object]:
     """Of an answer, as `run` gives it."""
     own = answer if isinstance(answer, Mapping) else answer.to_dict()
     if not isinstance(answer, Answer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from windtunnel.errors import UserError
@@ -137,7 +137,8 @@ class Plans(Answer):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plans:
         """The inverse of `to_dict`, of which a header may stand around it. KeyError or TypeError on a foreign dict."""
-        kept = {name: data[name] for name in cls.__slots__ if name not in ("plans", "front", "nearest", "remedies")}
+        read_apart = ("plans", "front", "nearest", "remedies")
+        kept = {one.name: data[one.name] for one in fields(cls) if one.name not in read_apart}
         thumb = data["rule_of_thumb"]
         changes = [(one["change"], {name: one[name] for name in one if name != "change"}) for one in data["remedies"]]
         again = {
