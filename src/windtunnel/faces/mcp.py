@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import windtunnel
 from windtunnel.errors import SpecError, UserError
-from windtunnel.questions import QUESTIONS, Question, digest, plain, read, run, schema
+from windtunnel.questions import QUESTIONS, Question, read, run, schema
+from windtunnel.questions.document import as_text, document
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -100,11 +101,10 @@ def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[s
         _check_path(text, folder)
     question = read({**arguments, "question": TOOLS[name]})
     with chdir(folder):
-        document = _document(question)
-    return {"question": plain(question), "hash": digest(question), "answer": document}
+        return _document(question)
 
 
-def _document(question: Question) -> Mapping[str, object]:
+def _document(question: Question) -> dict[str, object]:
     """The answer as the command line's JSON has it; that of `predict` as with `--brief`."""
     from windtunnel.questions.asked.predict import Predict
 
@@ -113,9 +113,7 @@ def _document(question: Question) -> Mapping[str, object]:
         from windtunnel.studies.predict import answer_at_first
 
         return brief(to_document(answer_at_first(question)[1]()))
-    answer = run(question)
-    document: Mapping[str, object] = answer if isinstance(answer, dict) else answer.to_dict()
-    return document
+    return document(question, run(question))
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -154,7 +152,7 @@ def server(folder: Path) -> Server[object]:
             answer, wrong = answered(request.name, request.arguments or {}, folder), False
         except UserError as error:
             answer, wrong = {"error": str(error)}, True
-        text = json.dumps(answer)
+        text = as_text(answer)
         content = [TextContent(type="text", text=text)]
         result = {"content": content, "structuredContent": json.loads(text), "isError": wrong}
         return CallToolResult.model_validate(result)

@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
+from typing import Literal
 
 from windtunnel.notebook import Shown
 from windtunnel.questions.typed import plain_fields
 
 SCHEMA = "windtunnel.result/2"
+Verdict = Literal["as expected", "faster", "slower"]
 
 
 class Answer(Shown):
@@ -79,3 +81,10 @@ def header(
 def band_entry(figure: str, p5: float, p95: float) -> dict[str, object]:
     """The band of a figure, which is named by its path in the document, e.g. `plans[0].step_time_s`."""
     return {"of": figure, "p5": p5, "p95": p95}
+
+
+def verdict_of(seconds: float, p5: float, p95: float) -> Verdict:
+    """Of a time that was measured, against the band of the predicted."""
+    if seconds > p95:
+        return "slower"
+    return "faster" if seconds < p5 else "as expected"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import to_yaml
@@ -14,7 +13,7 @@ from windtunnel.physics.step.result_of import STRAGGLING
 from windtunnel.questions.asked.diagnose import LOGS, Diagnose
 from windtunnel.questions.asked.plan import Plan, open_plan
 from windtunnel.questions.asked.predict import Predict
-from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.header import Answer, Verdict, band_entry, verdict_of
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.measured_run import MeasuredRun, Steady, read_run, steady_of
 from windtunnel.studies.measured_run.against import ClassTime, classes_against, mean_classes, predicted_classes
@@ -28,7 +27,6 @@ from windtunnel.studies.training.launch import megatron_log
 from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time
 
-Verdict = Literal["as expected", "faster", "slower"]
 MEMORY_DIFFERS = 0.1  # of the predicted peak, from which on a measured one is told
 
 
@@ -106,7 +104,7 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     waits_s = result.breakdown_ns.get(STRAGGLING, 0) / 1e9
     evidence = Evidence(step_s, expected, traced, run, steady, result.memory_capacity_bytes, waits_s, differs, well)
     causes = causes_of(evidence)
-    verdict = _verdict(step_s, result)
+    verdict = verdict_of(step_s, result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
     gap = step_s - result.step_time_s
     explained = sum(cause.seconds for cause in causes if cause.cause != PAUSES)  # which are on top of the steady step
     launch = question.launch or launch_of(question.model.base)
@@ -252,12 +250,6 @@ def _plan(fields: Mapping[str, object]) -> Plan:
     from windtunnel.studies.training.plan import read_plan
 
     return read_plan({name: value for name, value in fields.items() if name != "dp"})
-
-
-def _verdict(step_s: float, result: Result) -> Verdict:
-    if step_s > result.step_time_p95_ns / 1e9:
-        return "slower"
-    return "faster" if step_s < result.step_time_p5_ns / 1e9 else "as expected"
 
 
 def _sentence(

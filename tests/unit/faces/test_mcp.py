@@ -16,6 +16,7 @@ from windtunnel.errors import UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.faces.mcp import TOOLS, answered, descriptions, server
 from windtunnel.questions import QUESTIONS, question_class, read
+from windtunnel.questions.document import as_text
 from windtunnel.questions.words import flag_fields, words
 
 STEP = {"model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": {"tp": 2, "global_batch": 64, "seq_len": 4096}}
@@ -48,7 +49,7 @@ def test_tools_are_told_in_few_words_and_each_reference_leads_somewhere() -> Non
 @pytest.mark.parametrize("stages", [1, 16])
 def test_a_prediction_is_told_without_its_timelines(stages: int, tmp_path: Path) -> None:
     plan = {"tp": 8, "pp": stages, "global_batch": 256, "seq_len": 4096}
-    found = answered("predict", {"model": "llama-3-70b", "cluster": "h100-sxm:1024", "plan": plan}, tmp_path)["answer"]
+    found = answered("predict", {"model": "llama-3-70b", "cluster": "h100-sxm:1024", "plan": plan}, tmp_path)
     assert len(found["memory"]) == stages
     assert "excerpt" not in found
     assert not any("timeline" in one for one in found["memory"])
@@ -59,9 +60,9 @@ def test_a_prediction_is_told_without_its_timelines(stages: int, tmp_path: Path)
 def test_a_tool_answers_as_the_function_does(tmp_path: Path) -> None:
     found = answered("predict", STEP, tmp_path)
     plan = {"tp": 2, "global_batch": 64, "seq_len": 4096}
-    assert found["answer"]["step_time_ns"] == windtunnel.predict("llama-3-8b", "h100-sxm:16", plan).step_time_ns
+    assert found["step_time_ns"] == windtunnel.predict("llama-3-8b", "h100-sxm:16", plan).step_time_ns
     served = answered("serve", {**SERVED, "load": {"rate": 2}}, tmp_path)
-    assert served["answer"]["finished"] == 9
+    assert served["finished"] == 9
     assert served["question"]["question"] == "serve/1"
 
 
@@ -77,20 +78,32 @@ FIXED = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "none", "glob
         ("diagnose", {**STEP, "measured": 3.0}),
         ("check", {**STEP, "fail_if": "oom,mfu=90%"}),
         ("serve", {**SERVED, "load": {"rate": 2}}),
+        ("serve_scale", {**SERVED, "load": {"rate": 2}, "tpot": 0.05}),
+        ("rl", {"model": "qwen3-8b", "cluster": "h100-sxm:16", "prompts": 16, "lengths": "mean=900,cap=3000"}),
+        ("fabric", {"cluster": "h100-sxm:64"}),
+        ("fleet", {"trace": "jobs.csv", "cluster": "v100:8"}),
+        ("fleet_lint", {"trace": "jobs.csv", "cluster": "v100:8"}),
+        ("survive_spot", {"machines": "machines.csv", "policy": "varuna"}),
+        ("model", {"config": "llama-3-8b"}),
+        ("techniques", {}),
     ],
 )
 def test_a_tool_says_what_the_command_line_says(
-    tool: str, arguments: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tool: str,
+    arguments: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = answered(tool, arguments, tmp_path)["answer"]
+    (tmp_path / "jobs.csv").write_text("job,submit_s,gpus,duration_s\na,0,1,50\nb,5,4,100\n")
+    (tmp_path / "machines.csv").write_text("time_s,event,node\n0,add,n1\n0,add,n2\n300,remove,n2\n")
+    mine = as_text(answered(tool, arguments, tmp_path))
     question = read({**arguments, "question": TOOLS[tool]})
+    monkeypatch.chdir(tmp_path)
     main([*question.verb.split(), *words(question), "--json", *(["--no-save", "--brief"] if tool == "predict" else [])])
-    printed = json.loads(capsys.readouterr().out)
-    mine = json.loads(json.dumps(found))
-    assert len(mine) > 5
-    differs = {name for name in mine if mine[name] != printed.get(name)}
-    assert differs <= {"seconds"}  # that a search took
-    assert mine.get("gap", 0.0) == 0.0
+    printed = capsys.readouterr().out
+    taken = re.compile(r'^ "seconds": .*', re.MULTILINE)  # that a search took
+    assert taken.sub("", mine) == taken.sub("", printed.removesuffix("\n"))
 
 
 TRAIN = """torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel --num-layers 32 \\
@@ -108,16 +121,16 @@ def test_five_questions_of_the_skills_are_answered_with_files_of_the_folder(tmp_
     (tmp_path / "train.log").write_text("\n".join(LINE.format(at=at) for at in range(1, 20)))
     job = {"model": "train.sh", "cluster": "h100-sxm:16"}
     plan = {"tp": 2, "global_batch": 64, "seq_len": 4096, "recompute": "full"}
-    step = answered("predict", {**job, "plan": plan}, tmp_path)["answer"]
+    step = answered("predict", {**job, "plan": plan}, tmp_path)
     assert step["step_time_ns"] > 0  # how long is a step?
     assert step["peak_memory_bytes"] < step["memory_capacity_bytes"]  # does it fit?
-    slow = answered("diagnose", {**job, "log": ["train.log"]}, tmp_path)["answer"]
+    slow = answered("diagnose", {**job, "log": ["train.log"]}, tmp_path)
     assert slow["verdict"] == "slower"  # is 9 s good?
     assert slow["advice"][0]["diff"].startswith("--- a/train.sh")  # what do I change?
-    gate = answered("check", {**job, "fail_if": "oom,slower=5%"}, tmp_path)["answer"]
+    gate = answered("check", {**job, "fail_if": "oom,slower=5%"}, tmp_path)
     assert not gate["passed"]  # may I submit it?
     asked = {"models": ["llama-3-8b"], "clusters": "h100-sxm:16,b200:16", "tokens": "1T", "plan": FIXED, "seeds": 5}
-    which = answered("decide", {**asked, "price": "h100-sxm=2.5,b200=4", "within": 1}, tmp_path)["answer"]
+    which = answered("decide", {**asked, "price": "h100-sxm=2.5,b200=4", "within": 1}, tmp_path)
     assert [one["fits"] for one in which["options"]] == [True, True]  # H100 or B200?
     with pytest.raises(UserError):
         answered("diagnose", {**job, "log": ["../train.log"]}, tmp_path)
@@ -163,7 +176,7 @@ def test_every_line_of_the_skills_is_one_that_the_command_line_takes() -> None:
 def test_hostile_arguments_are_errors(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("/etc/passwd")
     if change == {"question": "fleet live"}:  # the tool says which verb, never its arguments
-        assert answered("predict", {**STEP, **change}, tmp_path)["question"]["question"] == "predict/1"
+        assert answered("predict", {**STEP, **change}, tmp_path)["study"] == "predict"
         return
     with pytest.raises(UserError) as caught:
         answered("predict", {**STEP, **change}, tmp_path)
@@ -176,7 +189,7 @@ def test_files_of_the_folder_are_read_and_of_no_other(tmp_path: Path) -> None:
     (tmp_path / "mine" / "jobs.csv").write_text("job,submit_s,gpus,duration_s\na,0,1,5\n")
     (tmp_path / "other.csv").write_text("job,submit_s,gpus,duration_s\na,0,1,5\n")
     asked = {"trace": "jobs.csv", "cluster": "v100:8"}
-    assert answered("fleet", asked, tmp_path / "mine")["answer"]["jobs"] == 1
+    assert answered("fleet", asked, tmp_path / "mine")["jobs"] == 1
     for trace in ("../other.csv", str(tmp_path / "other.csv"), "other.csv"):
         with pytest.raises(UserError):
             answered("fleet", {**asked, "trace": trace}, tmp_path / "mine")
@@ -191,7 +204,7 @@ def test_a_client_lists_calls_and_is_refused(tmp_path: Path) -> None:
             assert {tool.name for tool in (await client.list_tools()).tools} == set(TOOLS)
             call_tool = await client.call_tool("predict", STEP)
             assert not call_tool.is_error
-            assert json.loads(call_tool.content[0].text)["answer"]["step_time_ns"] > 0
+            assert json.loads(call_tool.content[0].text)["step_time_ns"] > 0
             wrong = await client.call_tool("predict", {**STEP, "model": "/etc/passwd"})
             assert wrong.is_error
             assert (await client.call_tool("capture", {})).is_error

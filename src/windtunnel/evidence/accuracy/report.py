@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from windtunnel.evidence.accuracy.score import (
     spreads,
 )
 from windtunnel.files.write import write_csv
-from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer
 
 ENDLESS = 10**12  # GPUs
 SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
@@ -42,7 +42,7 @@ ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "r
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Shown):
+class Report(Answer):
     """Outcomes in the order of the table, and their scores. `level`, `source` and `anchor` are what was asked for."""
 
     table: str
@@ -60,6 +60,11 @@ class Report(Shown):
     ranking: tuple[Ranking, ...]
     ordering: tuple[Ordering, ...]
     unread: tuple[str, ...] = ()  # columns of the table that nothing reads
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """Which table."""
+        return {"measured": self.table}
 
     def to_dict(self) -> dict[str, object]:
         """The report as JSON-able data."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.questions import Question, plain
-from windtunnel.questions.header import Answer, header
-from windtunnel.questions.words import command
+from windtunnel.questions import Question
+from windtunnel.questions.document import as_text, document, document_of
+from windtunnel.questions.header import Answer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,10 +53,8 @@ def print_question(
     provenance: Mapping[str, object] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    """The answer to a question as one JSON document: the header, the question, and the study's own part."""
-    data = plain(question)
-    head = header(question.verb, data, command(question), band=band, provenance=provenance, warnings=warnings)
-    print_json(head | {"question": data} | dict(own))
+    """The answer to a question as one JSON document."""
+    print_json(document_of(question, own, band=band, provenance=provenance, warnings=warnings))
 
 
 def texts(value: object) -> list[str]:
@@ -97,7 +94,7 @@ def give(
 
 def print_answered(question: Question, answer: Answer) -> None:
     """The answer to a question as one JSON document."""
-    print_question(question, answer.to_dict(), band=answer.band, provenance=answer.provenance, warnings=answer.warnings)
+    print_json(document(question, answer))
 
 
 def noted(answer: Answer) -> None:
@@ -112,8 +109,8 @@ def wrote(path: Path) -> None:
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """One JSON document, keys sorted, so that the same answer is the same bytes."""
-    print(json.dumps(document, sort_keys=True, indent=1, allow_nan=False))
+    """One JSON document."""
+    print(as_text(document))
 
 
 def note(text: str) -> None:

@@ -68,8 +68,7 @@ def plan(
     from windtunnel.faces.report.plans import plans_document
 
     title = f"Plans for {question.model.base} on {question.cluster.base}"
-    document = answer.to_dict()
-    give(question, document, outputs, plans_document(answer, title), band=band_of_best(document), warnings=notes)
+    give(question, answer.to_dict(), outputs, plans_document(answer, title), band=answer.band, warnings=notes)
     return INFEASIBLE if answer.status == "infeasible" else 0
 
 

@@ -12,7 +12,6 @@ from windtunnel.faces.cli.output import give, note, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.files.write import write_atomically
 from windtunnel.questions.asked.survive import Survive, SurviveSpot
-from windtunnel.questions.header import band_entry
 
 
 def survive(
@@ -36,14 +35,7 @@ def survive(
     from windtunnel.faces.report.survival import survival_document
 
     model = "" if question.model is None else question.model.base
-    give(
-        question,
-        answer.to_dict(),
-        outputs,
-        survival_document(answer, model),
-        band=band_entry("ettr", answer.entries[0].ettr_p5, answer.entries[0].ettr_p95),
-        provenance={"failures": job.process.source},
-    )
+    give(question, answer, outputs, survival_document(answer, model))
 
 
 def survive_spot(question: SurviveSpot, outputs: Outputs) -> None:
@@ -60,7 +52,7 @@ def survive_spot(question: SurviveSpot, outputs: Outputs) -> None:
         note(f"wrote {outputs.rows}")
     from windtunnel.faces.report.survival import spot_document
 
-    give(question, answer.to_dict(), outputs, spot_document(answer), provenance={"machines": question.machines})
+    give(question, answer, outputs, spot_document(answer))
 
 
 COMMANDS = (

@@ -24,7 +24,6 @@ def validate(
     """Answer, print, write: the report in Markdown, and a row of CSV for each row of the tables."""
     import os
 
-    from windtunnel.evidence.accuracy import Report
     from windtunnel.evidence.accuracy.study import answer
     from windtunnel.faces.report.documents import document_of
 
@@ -36,9 +35,8 @@ def validate(
         with writing(outputs.rows):
             report.write_rows(outputs.rows)
         wrote(outputs.rows)
-    measured = report.table if isinstance(report, Report) else report.source
     document = replace(document_of(report), command=line_of(question))
-    give(question, report.to_dict(), outputs, document, provenance={"measured": measured})
+    give(question, report, outputs, document)
 
 
 COMMANDS = (Command("validate", validate, ("report", "rows", "full", "json")),)

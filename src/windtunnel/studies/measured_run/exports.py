@@ -16,20 +16,17 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, read_bytes
 from windtunnel.files.protobuf import DamagedError, Value, fields_of
 from windtunnel.files.table import number_of, read_table
+from windtunnel.studies.measured_run.metrics import names_of
 from windtunnel.studies.measured_run.run import MeasuredRun, Step
 
 EVENT_BYTES_MOST = 512 * MIB
 RECORDS_MOST = 2_000_000
 # Names of metrics, as they end, and seconds of one unit of them.
-STEP_NAMES = {
-    "train_step_timing in s": 1.0, "iteration-time": 1.0, "iteration_time": 1.0, "perf/step_time_seconds": 1.0,
-    "timing_s/step": 1.0, "time_metrics/end_to_end(s)": 1.0, "step_time_s": 1.0, "train/step_time_s": 1.0,
-    "perf/time_per_step": 1.0, "step_time_ms": 1e-3, "elapsed_time_per_iteration_ms": 1e-3,
+STEP_NAMES = names_of("seconds") | {
+    "iteration-time": 1.0, "iteration_time": 1.0, "time_metrics/end_to_end(s)": 1.0, "step_time_s": 1.0,
+    "train/step_time_s": 1.0, "step_time_ms": 1e-3,
 }  # fmt: skip
-RATE_NAMES = (
-    "tokens_per_sec_per_gpu", "throughput(tps)", "throughput/device/tokens_per_sec", "perf/throughput",
-    "throughput/device/tokens_per_second", "perf/per_device_tokens_per_sec",
-)  # fmt: skip
+RATE_NAMES = (*names_of("tokens_per_s_per_gpu"), "throughput/device/tokens_per_second")
 LOADER_NAMES = ("time_metrics/data_loading(s)", "data_time", "batch-generator-time", "timing_s/data")
 NUMBER_NAMES = ("_step", "step", "Step", "global_step", "trainer/global_step")
 CLOCK_NAMES = ("_runtime", "_timestamp", "Wall time", "wall_time", "Relative Time (Process)")

@@ -2,7 +2,8 @@ r"""Lines of training logs: which framework prints what, under which name, in wh
 
 A line is searched by name, never by column; `#` in a pattern stands for a number (1,024  4.71  1.07e+04
 np.float64(2.5)). A unit is fixed where the framework fixes it, or read beside the number. What has no unit there is
-not read.
+not read. `elapsed` is the time since the start: between two lines it tells what a mean since the start and a smoothed
+rate do not.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from windtunnel.studies.measured_run.metrics import GB, GIB, METRICS, MIB, MS
 from windtunnel.studies.measured_run.run import Step
 from windtunnel.studies.training.launch.megatron_log import ESCAPES
 
-MS, MIB, GIB, GB = 1e-3, 2**20, 2**30, 10**9
 NUMBER = r"(?:np\.float\d+\()?['\"]?([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron abridges
-TIMES = {"ms": MS, "s": 1.0}
+THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron and Levanter abridge
+TIMES = {"us": 1e-6, "ms": MS, "s": 1.0}
+SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 CLOCK = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 RANK = re.compile(r"\[(?:default|rank[- ]?|Rank )(\d+)(?:/\d+)?\]")
 
@@ -33,6 +35,7 @@ class Format:
     sign: re.Pattern[str]
     fields: Mapping[str, tuple[re.Pattern[str], Unit]]
     parts: tuple[re.Pattern[str], float] | None = None  # name and seconds of parts of a step
+    tick: float = 1.0  # seconds to which its time since the start is printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,11 @@ class Record:
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def _format(name: str, sign: str, parts: tuple[str, float] | None = None, **fields: tuple[str, Unit]) -> Format:
+def _format(
+    name: str, sign: str, parts: tuple[str, float] | None = None, tick: float = 1.0, **fields: tuple[str, Unit]
+) -> Format:
     compiled = {key: (_pattern(text), unit) for key, (text, unit) in fields.items()}
-    return Format(name, re.compile(sign), compiled, None if parts is None else (_pattern(parts[0]), parts[1]))
+    return Format(name, re.compile(sign), compiled, None if parts is None else (_pattern(parts[0]), parts[1]), tick)
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -69,13 +74,16 @@ FORMATS = (
         r"elapsed time per iteration \(ms\): *\d|elapsed_time_per_iteration_ms=\d",
         number=(r"\biteration[=: ] *#", 1.0),
         seconds=(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?[:=] *#", MS),
-        tokens_per_s_per_gpu=(r"(?:tokens/sec/GPU:|\(tokens/s/GPU\):|tokens/s/GPU:|per_second_tgs=) *#", 1.0),
+        tokens_per_s_per_gpu=(
+            r"(?i)(?:tokens/s(?:ec)?/gpu|\(tokens/s/gpu\)|tokens/s/gpu inst/harmonic mean|per_second_tgs)[:=] *#",
+            1.0,
+        ),
         global_batch=(r"global[ _]batch[ _]size[:=] *#", 1.0),
         skipped=(r"number[ _]of[ _]skipped[ _]iterations[:=] *#", 1.0),
     ),
     _format(
         "Megatron memory",
-        r"after \d+ iterations\) memory \(MB\)",
+        r"after \d+ iterations\)? memory \(MB\)",
         number=(r"after # iterations", 1.0),
         allocated_bytes=(r"max allocated: #", MIB),
         reserved_bytes=(r"max reserved: #", MIB),
@@ -105,8 +113,26 @@ FORMATS = (
     ),
     _format(
         "Hugging Face Trainer",
-        r"train_steps_per_second['\"]?:|train_speed\(iter/s\)['\"]?:",
-        steps_per_s=(r"(?:train_steps_per_second|train_speed\(iter/s\))['\"]?: *#", 1.0),
+        r"train_steps_per_second['\"]?:",
+        steps_per_s=(r"train_steps_per_second['\"]?: *#", 1.0),
+        samples_per_s=(r"train_samples_per_second['\"]?: *#", 1.0),
+    ),
+    _format(
+        "ms-swift",  # its speed is a mean since the start
+        r"train_speed\((?:iter/s|s/it)\)['\"]?:",
+        number=(r"global_step/max_steps\]?['\"]?: *#/", 1.0),
+        seconds=(r"train_speed\(s/it\)['\"]?: *#", 1.0),
+        steps_per_s=(r"train_speed\(iter/s\)['\"]?: *#", 1.0),
+        elapsed=(r"elapsed_time['\"]?: *['\"]([\ddhms ]+)", 1.0),
+    ),
+    _format(
+        "PaddleNLP",
+        r"\binterval_steps_per_second:",
+        number=(r"\bglobal_step: #", 1.0),
+        steps_per_s=(r"\binterval_steps_per_second: #", 1.0),
+        tokens_per_s_per_gpu=(r"interval_tokens_per_second_per_device: #", 1.0),
+        allocated_bytes=(r"max_memory_allocated: #", GIB),
+        reserved_bytes=(r"max_memory_reserved: #", GIB),
     ),
     _format(
         "DeepSpeed",
@@ -118,7 +144,13 @@ FORMATS = (
         r"CurrSamplesPerSec=|\d, SamplesPerSec=",
         number=(r"(?:global_step=| )#(?:, RunningAvg)", 1.0),
         samples_per_s=(r"(?:Curr|, )SamplesPerSec=#", 1.0),
-        allocated_bytes=(r"MaxMemAllocated=#GB", GIB),
+    ),
+    _format(
+        "DeepSpeed pipeline",
+        r"\bsteps: \d+ .*\biter time \(s\): ",
+        number=(r"\bsteps: #", 1.0),
+        seconds=(r"\biter time \(s\): #", 1.0),
+        samples_per_s=(r"\bsamples/sec: #", 1.0),
     ),
     _format(
         "MaxText",
@@ -145,12 +177,6 @@ FORMATS = (
         reserved_bytes=(r"reserved_memory: *# ?GB", GIB),
     ),
     _format(
-        "axolotl memory",  # its throughput is divided by the lines between two reports: not read
-        r"memory/(?:max_mem_active\(gib\)|max_active \(GiB\))",
-        allocated_bytes=(r"memory/max_(?:mem_allocated\(gib\)|allocated \(GiB\))['\"]?: *#", GIB),
-        reserved_bytes=(r"memory/device_(?:mem_reserved\(gib\)|reserved \(GiB\))['\"]?: *#", GIB),
-    ),
-    _format(
         "InternEvo",
         r"tgs \(tokens/gpu/second\)=",
         number=(r"\bstep=#", 1.0),
@@ -163,8 +189,6 @@ FORMATS = (
         (r"timing_s/([\w/@.-]+): *#", 1.0),
         number=(r"\bstep:#", 1.0),
         seconds=(r"timing_s/step: *#", 1.0),
-        allocated_bytes=(r"perf/max_memory_allocated_gb: *#", GIB),
-        reserved_bytes=(r"perf/max_memory_reserved_gb: *#", GIB),
     ),
     _format("NeMo RL", r"• Total step time: ", seconds=(r"Total step time: *#s", 1.0)),
     _format("NeMo RL", r"• [\w/ ]+: *[\d.]+s \(", (r"• ([\w/ ]+): *#s", 1.0)),
@@ -193,21 +217,75 @@ FORMATS = (
         r"\bStep \d+ \| .*\btokens_per_second_per_gpu:",
         number=(r"\bStep #", 1.0),
         tokens_per_s_per_gpu=(r"tokens_per_second_per_gpu:#", 1.0),
-        allocated_bytes=(r"peak_memory_alloc:#", GIB),
-        reserved_bytes=(r"peak_memory_reserved:#", GIB),
     ),
     _format(
-        "prime-rl",
-        r"\bStep \d+ \| Time: [\d.]+s\b",
-        number=(r"\bStep #", 1.0),
-        seconds=(r"\| Time: #s", 1.0),
-        tokens_per_s=(r"Throughput: # tokens/s", 1.0),
+        "modded-nanogpt",
+        r"\bstep: ?\d+/\d+ .*\btrain_time: ?[\d.]+ms",
+        tick=MS,
+        number=(r"\bstep: ?#/", 1.0),
+        seconds=(r"\bstep_avg: ?#ms", MS),
+        elapsed=(r"\btrain_time: ?#ms", MS),
+    ),
+    _format(
+        "modded-nanogpt",
+        r"peak memory allocated: \d+ MiB reserved: \d+ MiB",
+        allocated_bytes=(r"allocated: # MiB", MIB),
+        reserved_bytes=(r"reserved: # MiB", MIB),
+    ),
+    _format(
+        "detectron2",
+        r"\beta: .*\biter(?:ation)?: *\d+.*\btime: ",
+        number=(r"\biter(?:ation)?: *#", 1.0),
+        seconds=(r"(?<!_)\btime: *#", 1.0),
+        data_loader=(r"\bdata_time: *#", 1.0),
+        allocated_bytes=(r"\bmax_mem: *#M", MIB),
     ),
     _format(
         "fairseq",
-        r"\| train_inner \| .*\bwps=",
-        number=(r"\bnum_updates=#", 1.0),
-        tokens_per_s=(r"\bwps=#", 1.0),
+        r"\| train_inner \| .*\bwps=|\"wps\": .*\"wpb\": ",
+        number=(r"\bnum_updates\"?[=:] *#", 1.0),
+        steps_per_s=(r"\bups\"?[=:] *#", 1.0),
+        tokens_per_s=(r"\bwps\"?[=:] *#", 1.0),
+    ),
+    _format(
+        "lingua",
+        r"\bstep: *\d+ .*\bwps: .*\biter: .*\bdata: ",
+        number=(r"\bstep: *#", 1.0),
+        tokens_per_s_per_gpu=(r"\bwps: *#", 1.0),
+        data_loader=(r"\bdata: *#", 1.0),
+    ),
+    _format(
+        "llm.c",
+        r"\bstep +\d+/\d+ \| loss .*\| +[\d.]+ ms \| .*tok/s",
+        number=(r"\bstep +#/", 1.0),
+        seconds=(r"\| +# ms \|", MS),
+        tokens_per_s=(r"# tok/s", 1.0),
+    ),
+    _format(
+        "open_clip",
+        r"\bTrain Epoch: .*\bBatch \(t\): ",
+        seconds=(r"\bBatch \(t\): #", 1.0),
+        samples_per_s=(r"\bBatch \(t\): [\d.]+, #/s", 1.0),
+        data_loader=(r"\bData \(t\): #", 1.0),
+    ),
+    _format(
+        "torchvision",  # and DETR: the median of the last steps
+        r"\bEpoch: \[\d+\] +\[ *\d+/\d+\] +eta: .*\btime: ",
+        number=(r"\] +\[ *#/", 1.0),
+        seconds=(r"\btime: #", 1.0),
+        data_loader=(r"\bdata: #", 1.0),
+        allocated_bytes=(r"\bmax mem: #", MIB),
+    ),
+    _format(
+        "Keras",
+        r"\d+/\d+ (?:\[[=>.]+\]|━+) .*/step",
+        seconds=(r" (\d{2,})(us|ms|s)/step", TIMES),  # one digit is too few
+    ),
+    _format(
+        "DeepSpeed-Chat",
+        r"\|E2E latency=",
+        (r"\|([A-Z]\w+ (?:time|latency))=#s", 1.0),
+        seconds=(r"\|E2E latency=#s", 1.0),
     ),
     _format(
         "PyTorch examples",
@@ -220,13 +298,27 @@ FORMATS = (
         "training loop",
         r"(?i)\bstep:? +\d.*(?:\bper-step time [\d.]+ ?m?s\b|[\d.]+ ?sec/step)",
         number=(r"(?i)\bstep:? +#", 1.0),
-        seconds=(r"(?i)(?:per-step time |\[)# ?(m?s)(?:\b|ec/step)", TIMES),
+        seconds=(r"(?i)(?:per-step time |[\[(])# ?(m?s)(?:\b|ec/step)", TIMES),
     ),
     _format(
         "training loop",
-        r"(?i)\bstep.*\bstep[ _]time ?: *[\d.,]+ ?m?s\b",
+        r"(?i)\bstep.*\bstep[ _]time ?:? *[\d.,]+ ?m?s\b",
         number=(r"(?i)(?<!outer )\bstep:? +\[?#", 1.0),
-        seconds=(r"(?i)step[ _]time ?: *# ?(m?s)\b", TIMES),
+        seconds=(r"(?i)step[ _]time ?:? *# ?(m?s)\b", TIMES),
+    ),
+    _format(
+        "training loop",  # picotron, prime-rl and others
+        r"(?i)\b(?:step|iter):? *\d+ *\|.*(?:(?<=\|) time: [\d.]+ ?m?s\b|\btokens/s/gpu:)",
+        number=(r"(?i)\b(?:step|iter):? *#", 1.0),
+        seconds=(r"(?i)\| time: # ?(m?s)\b", TIMES),
+        tokens_per_s_per_gpu=(r"(?i)tokens/s/gpu: *#([KMGT]?)", THOUSANDS),
+        tokens_per_s=(r"Throughput: # tokens/s", 1.0),
+    ),
+    _format(
+        "training loop",
+        r"(?i)\b(?:batch|step|iter(?:ation)?)[: ]*\[?\d+.*\bspeed: *[\d.]+ samples/s",
+        number=(r"(?i)\b(?:batch|step|iter(?:ation)?)[: ]*\[?#", 1.0),
+        samples_per_s=(r"(?i)\bspeed: *# samples/s", 1.0),
     ),
     _format(
         "progress bar",
@@ -235,12 +327,39 @@ FORMATS = (
         seconds=(r"<[\d:?]+, *# ?s/it", 1.0),
         steps_per_s=(r"<[\d:?]+, *# ?it/s", 1.0),
         bar_length=(r"\d+/# \[", 1.0),
+        elapsed=(r" \d+/\d+ \[([\d:]+)<", 1.0),
+    ),
+    _format(
+        "progress bar",  # of Levanter
+        r"Progress on:(?:train)? *[\d.]+k?it/[\d.]+k?it rate:[\d.]+ ?(?:s/it|it/s)",
+        number=(r"Progress on:\w* *#(k?)it/", THOUSANDS),
+        seconds=(r"\brate:# ?s/it", 1.0),
+        steps_per_s=(r"\brate:# ?it/s", 1.0),
+        bar_length=(r"it/#(k?)it", THOUSANDS),
+        elapsed=(r"\belapsed:([\d:]+)", 1.0),
     ),
 )
+# Bars of what is no training step: what is loaded, made or judged before and beside it, and parts of a step of RL.
+OTHER_BARS = re.compile(
+    r"(?i)\b(?:load|download|fetch|map\b|filter|tokeniz|preprocess|pack|cast|generat|process|prompt|sampl|eval|valid|test"
+    r"|sanity|predict|captur|saving|train epoch|train step of epoch)[\w .,=()\[\]/-]*:? *\d+%"
+)
+NAMED = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, METRICS))})['\"]? *[:=] *{NUMBER}")
+ROUNDING = 0.02  # of a rate that is printed with few digits, from which on it is not read
 TIMER = re.compile(rf"^\W*([a-z][\w/-]*) \.{{3,}}: \({NUMBER}, {NUMBER}\)")
 TIMERS_ONCE = ("setup", "load-checkpoint", "save-checkpoint", "evaluate", "iterators")
-LOOKS_TIMED = re.compile(r"(?i)\b(?:iter(?:ation)?|step)s?\b.*\d.*(?:\bms\b|\bsec|\btok|it/s|time)")
+ABOUT_STEPS = ("step", "iter", "train", "batch", "loss", "latency", "throughput", "perf/", "timing", "samples")
+HAS_TIME = re.compile(
+    r"\bwps\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|\btime|timing|perf/|(?:/|_per_)s(?:ec(?:ond)?)?\b"
+)
+HAS_NUMBER = re.compile(r"\d")
 STEP_FIELDS = ("number", "seconds", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s")
+
+
+def looks_timed(text: str) -> bool:
+    """Whether a line that no framework here prints may say how long a step takes."""
+    line = text.lower()
+    return any(word in line for word in ABOUT_STEPS) and bool(HAS_NUMBER.search(line) and HAS_TIME.search(line))
 
 
 def read_line(text: str) -> Record | None:
@@ -254,22 +373,47 @@ def read_line(text: str) -> Record | None:
     timer = TIMER.match(line)
     if timer and not any(word in timer[1] for word in TIMERS_ONCE):
         return Record("Megatron timers", Step(), spread={timer[1]: (_number(timer[2]) * MS, _number(timer[3]) * MS)})
-    return None
+    return _record("named metrics", line, _named(line), {})
 
 
 def _read(form: Format, line: str) -> Record | None:
+    if form.name == "progress bar" and OTHER_BARS.search(line):
+        return None
     values: dict[str, float] = {}
+    rounded = ""
     for name, (pattern, unit) in form.fields.items():
         match = pattern.search(line)
-        if match:
+        if match and name == "steps_per_s" and _is_rounded(match[1]):
+            rounded = match[1]
+        elif match:
             values[name] = _number(match[1]) * (unit[match[2]] if isinstance(unit, Mapping) else unit)
+    if rounded and values.get("elapsed"):  # then its clock has more digits, unless the run went on from a checkpoint
+        rate = values.get("number", 0.0) / values["elapsed"]
+        if abs(rate - _number(rounded)) <= _rounding(rounded):
+            values["steps_per_s"] = rate
     parts: dict[str, float] = {}
     if form.parts is not None:
         pattern, factor = form.parts
         parts = {name.strip(): _number(text) * factor for name, text in pattern.findall(line)}
+    beside = {name: value for name, value in _named(line).items() if name.endswith("_bytes")}
+    return _record(form.name, line, beside | values, parts)
+
+
+def _named(line: str) -> dict[str, float]:
+    """Metrics that have the same name and unit wherever they are printed."""
+    found: dict[str, float] = {}
+    for name, text in NAMED.findall(line):
+        field, unit = METRICS[name]
+        if not (field == "steps_per_s" and _is_rounded(text)):
+            found[field] = _number(text) * unit
+    return found
+
+
+def _record(form: str, line: str, values: dict[str, float], parts: dict[str, float]) -> Record | None:
+    """None for a line that has a number of a step and nothing else."""
     if "data_loader" in values:
         parts["data loader"] = values.pop("data_loader")
-    if not values and not parts:
+    if not values.keys() - {"number", "bar_length"} and not parts:
         return None
     if "tgs" in values:  # the step's own, where there is no newer name for it
         values.setdefault("tokens_per_s_per_gpu", values.pop("tgs"))
@@ -288,10 +432,28 @@ def _read(form: Format, line: str) -> Record | None:
         phases=parts,
         **{name: value for name, value in own.items() if value > 0.0},
     )
-    return Record(form.name, step, values)
+    return Record(form, step, values)
+
+
+def _is_rounded(text: str) -> bool:
+    """Whether what a rate was rounded by is too much of it: `0.005` steps a second are 182 to 222 seconds."""
+    return _number(text) > 0.0 and _rounding(text) > ROUNDING * _number(text)
+
+
+def _rounding(text: str) -> float:
+    return 0.5 * 10.0 ** -len(text.partition(".")[2])
 
 
 def _number(text: str) -> float:
+    """A number, or a time as bars and ms-swift write it: `1:02:03`, `4m 34s`."""
+    if ":" in text or text.rstrip()[-1:].isalpha():
+        units = re.findall(r"(\d+) *([dhms])", text)
+        if units:
+            return float(sum(int(count) * SECONDS[unit] for count, unit in units))
+        total = 0
+        for part in text.split(":"):
+            total = 60 * total + int(part or 0)
+        return float(total)
     return float(text.replace(",", ""))
 
 

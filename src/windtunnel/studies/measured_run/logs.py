@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
-from windtunnel.studies.measured_run.lines import LOOKS_TIMED, Record, read_line
+from windtunnel.studies.measured_run.lines import FORMATS, Record, looks_timed, read_line
 from windtunnel.studies.measured_run.run import MeasuredRun, Step
-from windtunnel.studies.training.launch.megatron_log import BLOCK_BEGINS, BLOCK_ENDS, arguments_of
+from windtunnel.studies.training.launch.megatron_log import BLOCK_BEGINS, BLOCK_ENDS, ESCAPES, arguments_of
 
 WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
-LEAST_TRUSTED = ("progress bar", "training loop", "Hugging Face Trainer")  # step times only where nothing else has any
+BAR, TRAINER, DEEPSPEED, NAMED = "progress bar", "Hugging Face Trainer", "DeepSpeed", "named metrics"
+LOOP = "training loop"  # of nobody's framework
+LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER)  # step times only where nothing else has any
+MEANS = (TRAINER, "ms-swift", "modded-nanogpt")  # what they say themselves is a mean since the start
 SHOWN = 160  # characters of a line that was not understood
+RISING = 4  # lines from which times that only rise are no step times
+EXACT = 20.0  # as many times as it is rounded to, time since the start has to go on before it tells a step's time
+TICK = {form.name: form.tick for form in FORMATS if "elapsed" in form.fields}
 
 
 def run_of_text(text: str, source: str) -> MeasuredRun:
@@ -31,31 +38,32 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
         if inside or BLOCK_BEGINS.search(line):
             inside = not BLOCK_ENDS.search(line)
             continue
-        world = world or WORLD.search(line)
+        world = world or (None if line.lstrip()[0] == "#" else WORLD.search(line))  # no comment of printed code
         record = read_line(line)
         if record is not None:
             records.append(record)
-        elif LOOKS_TIMED.search(line):
-            odd.append(line.strip()[:SHOWN])
+        elif looks_timed(line):
+            odd.append(ESCAPES.sub("", line).strip()[:SHOWN])
     return _joined(records, odd, arguments, source, arguments.get("world_size", world[1] if world else ""))
 
 
 def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str, world: str) -> MeasuredRun:
+    records, notes = _one_bar(records)
+    records, told = _by_elapsed(records)
     timed = Counter(record.format for record in records if _is_timed(record.step))
     by_clock = not timed
     if by_clock:  # then the times at which numbered steps were printed
         timed = Counter(record.format for record in records if _is_clocked(record))
     trusted = {name: count for name, count in timed.items() if name not in LEAST_TRUSTED} or dict(timed)
-    if "Hugging Face Trainer" in trusted and len(trusted) > 1:
-        del trusted["progress bar"]  # it rounds, and counts what is not training
+    if TRAINER in trusted and BAR in trusted:  # one mean with start and end in it; else a bar rounds and is smoothed
+        del trusted[TRAINER if BAR in told else BAR]
     form = max(trusted, key=lambda name: (trusted[name], name), default="")
-    notes = []
-    if form == "progress bar":  # of training, not of what is tokenised or evaluated beside it
-        lengths = Counter(record.values.get("bar_length") for record in records if record.format == form)
-        length = max(lengths, key=lambda steps: (lengths[steps], steps or 0.0))
-        records = [record for record in records if record.format != form or record.values.get("bar_length") == length]
-        if len(lengths) > 1:
-            notes.append(f"of several progress bars, that of {length:,.0f} steps is read")
+    if form == DEEPSPEED and _seconds(records, BAR) > _seconds(records, DEEPSPEED) > 0.0:
+        form = BAR
+        notes.append("step time of the progress bar: DeepSpeed's parts leave out what lies between them")
+    is_mean = form in MEANS and form not in told
+    if is_mean:  # the last is the mean of all of it
+        records = _last_of(records, form)
     steps: list[Step] = []
     phases: dict[str, float] = {}
     skipped = 0
@@ -66,6 +74,9 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
             skipped += int(one.values.get("skipped", 0))
         elif one.step.phases:
             phases |= one.step.phases  # printed before or beside the step that they are of
+    if form == LOOP and _rises([step.seconds for step in steps if step.seconds is not None]):
+        odd = [*odd, "times that rise from line to line look like the time since the start"]
+        steps = []
     if phases and steps:
         steps[-1] = replace(steps[-1], phases={**steps[-1].phases, **phases})
     elif phases:
@@ -77,7 +88,7 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
         notes.append(f"step numbers go back {back} times: restarts, or several jobs in one file")
     if skipped:
         notes.append(f"{skipped:,} iterations were skipped: loss scaling, which takes less time than an update")
-    others = sorted(set(timed) - {form} - {"progress bar"})
+    others = sorted(set(timed) - {form, BAR, NAMED})
     if others:
         notes.append(f"step times of {form}; those of {', '.join(others)} in the same file are not used")
     spread = {name: pair for record in records for name, pair in record.spread.items()}
@@ -94,10 +105,58 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
         int(world) if world.isascii() and world.isdigit() else None,
         int(batches[-1]) if batches else None,
         arguments,
-        is_mean=form == "Hugging Face Trainer",
+        is_mean=is_mean,
         notes=tuple(notes) + _retries(records),
         not_understood=tuple(odd),
     )
+
+
+def _one_bar(records: list[Record]) -> tuple[list[Record], list[str]]:
+    """Of several progress bars that of training, not of what is tokenised or evaluated beside it."""
+    lengths = Counter(record.values.get("bar_length") for record in records if record.format == BAR)
+    if len(lengths) < 2:
+        return records, []
+    length = max(lengths, key=lambda steps: (lengths[steps], steps or 0.0))
+    kept = [record for record in records if record.format != BAR or record.values.get("bar_length") == length]
+    return kept, [f"of several progress bars, that of {length:,.0f} steps is read"]
+
+
+def _by_elapsed(records: list[Record]) -> tuple[list[Record], set[str]]:
+    """Step times from the time since the start, for the frameworks that print it and where it goes on enough."""
+    before: dict[str, tuple[int, float]] = {}
+    told: dict[int, float] = {}
+    for at, one in enumerate(records):
+        number, elapsed = one.step.number, one.values.get("elapsed")
+        if number is None or elapsed is None:
+            continue
+        last_number, last = before.get(one.format, (number, elapsed))
+        if number > last_number and elapsed - last >= EXACT * TICK[one.format]:
+            told[at] = (elapsed - last) / (number - last_number)
+        elif one.format in before and number >= last_number and elapsed >= last:
+            continue
+        before[one.format] = (number, elapsed)
+    forms = {records[at].format for at in told}
+    kept = [
+        replace(one, step=replace(one.step, seconds=told[at])) if at in told else one
+        for at, one in enumerate(records)
+        if at in told or one.format not in forms or "elapsed" not in one.values
+    ]
+    return kept, forms
+
+
+def _seconds(records: Iterable[Record], form: str) -> float:
+    """The median of the step times that a framework says; 0 without one."""
+    said = [one.step.seconds for one in records if one.format == form and one.step.seconds is not None]
+    return median(said) if said else 0.0
+
+
+def _rises(times: Sequence[float]) -> bool:
+    return len(times) >= RISING and all(a < b for a, b in pairwise(times)) and times[-1] > 2.0 * times[0]
+
+
+def _last_of(records: list[Record], form: str) -> list[Record]:
+    timed = [at for at, one in enumerate(records) if one.format == form and _is_timed(one.step)]
+    return [one for at, one in enumerate(records) if at not in set(timed[:-1])]
 
 
 def _is_timed(step: Step) -> bool:

@@ -125,7 +125,7 @@ def steady_of(run: MeasuredRun) -> Steady:
         lines = f"; not understood: {'; '.join(run.not_understood[:3])}" if run.not_understood else ""
         raise UserError(f"{run.source}: holds no step time that can be read{lines}; give it with --measured 11s")
     times = [float(step.seconds or 0.0) for step in timed]
-    skipped = WARM_UP if len(times) > 2 * WARM_UP else len(times) // 3
+    skipped = WARM_UP if len(times) > 2 * WARM_UP else max(len(times) // 3, min(1, len(times) - 1))
     rest = times[skipped:]
     level = median(rest)
     kept = [value for value in rest if value <= OUTLIER * level]

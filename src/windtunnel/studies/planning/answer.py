@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.choices import Choice
 
@@ -62,7 +62,7 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
-class Plans(Shown):
+class Plans(Answer):
     """Ranked plans, best first, with the certificate.
 
     `space`: how many plans are legal, how many of these were replayed event by event, and how many were excluded by a
@@ -99,6 +99,12 @@ class Plans(Shown):
         """Whether anything fits: ok or infeasible."""
         return "ok" if self.plans else "infeasible"
 
+    @property
+    def band(self) -> Mapping[str, object] | None:
+        """Of the best plan's step."""
+        best = next(iter(self.plans), None)
+        return None if best is None else band_entry("plans[0].step_time_s", best.p5_s, best.p95_s)
+
     def to_dataframe(self) -> object:
         """A pandas DataFrame, a row a plan, best first: its figures, and each field that plans differ in.
 
@@ -131,7 +137,8 @@ class Plans(Shown):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plans:
         """The inverse of `to_dict`, of which a header may stand around it. KeyError or TypeError on a foreign dict."""
-        plain = {name: data[name] for name in cls.__slots__ if name not in ("plans", "front", "nearest", "remedies")}
+        read_apart = ("plans", "front", "nearest", "remedies")
+        plain = {field.name: data[field.name] for field in fields(cls) if field.name not in read_apart}
         thumb = data["rule_of_thumb"]
         changes = [
             (remedy["change"], {name: remedy[name] for name in remedy if name != "change"})

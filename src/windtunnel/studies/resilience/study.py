@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from windtunnel.errors import SpecError
-from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import Plain, check_figures, check_sum, plain, plain_fields
 from windtunnel.studies.resilience import ettr, standbys
 from windtunnel.studies.resilience.checkpoints import Checkpoint
@@ -127,7 +127,7 @@ class PolicyEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Survival(Shown):
+class Survival(Answer):
     """The answer. faces/report/survival shows it by `to_dict`."""
 
     asked: Asked
@@ -139,6 +139,16 @@ class Survival(Shown):
         check_figures(self, unbounded=("mttf_s",))
         for entry in self.entries:
             check_sum(entry.waterfall, self.wall_s)
+
+    @property
+    def band(self) -> Mapping[str, object]:
+        """Of the first policy."""
+        return band_entry("ettr", self.entries[0].ettr_p5, self.entries[0].ettr_p95)
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """Where the failures come from."""
+        return {"failures": self.asked.process.source}
 
     def to_dict(self) -> dict[str, Plain]:
         """Plain data for JSON: the first policy's figures on top, and one entry per policy."""

@@ -29,11 +29,13 @@ from windtunnel.questions.asked.serve.pool import ServePool
 from windtunnel.questions.asked.serve.spot import ServeSpot
 from windtunnel.questions.asked.serve.study import Serve
 from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.typed import plain
 from windtunnel.studies.serving.build import Engine as Priced
 from windtunnel.studies.serving.build import engine_of
 from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words
 from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.goodput import Curve, goodput_of, rate_curve, rate_of
+from windtunnel.studies.serving.held import Held, held, unheld
 from windtunnel.studies.serving.parts import deployment_of, drafts_assumed, workload_of
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with
@@ -62,10 +64,12 @@ class Served(Answer):
     result: ServingResult
     curve: Curve | None  # latency over rate, where it was asked for
     warnings: tuple[str, ...]
+    measured: tuple[Held, ...] = ()  # against what is predicted
 
     def to_dict(self) -> Mapping[str, object]:
         """Ready for JSON."""
-        return self.result.to_dict()
+        found = self.result.to_dict()
+        return {**found, "measured": plain(self.measured)} if self.measured else found
 
     @property
     def band(self) -> dict[str, object] | None:
@@ -83,7 +87,9 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
     workload = workload_of(question.requests, question.load, question.seed)
     run = _runner(question, timeline)
-    return _served(question, run, run(workload), workload, curve)
+    served = _served(question, run, run(workload), workload, curve)
+    against = tuple(held(question, served.result))
+    return replace(served, measured=against, warnings=(*served.warnings, *unheld(question, against)))
 
 
 def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Served | Placed | ServingPlans:

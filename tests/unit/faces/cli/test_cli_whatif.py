@@ -10,8 +10,10 @@ import pytest
 import windtunnel
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.faces.cli.app import main
+from windtunnel.faces.report.comparison.compare import changed
 from windtunnel.faces.report.prediction.spec_words import disturbing
 from windtunnel.physics.step.result import Result
+from windtunnel.questions import read
 from windtunnel.studies.whatif import changed_question, question_of_result
 
 PLAN = {"tp": 2, "pp": 2, "global_batch": 16, "seq_len": 2048, "overlap_tp": False}
@@ -194,3 +196,10 @@ def test_a_captured_folder_is_looked_for_without_its_hash(even: Result, tmp_path
         question_of_result(captured, "it")
     (tmp_path / "job").mkdir()
     assert question_of_result(captured, "it").model.base == f"{tmp_path / 'job'}@0123456789ab"
+
+
+def test_a_run_of_another_version_is_told_in_the_answer(even: Result, slow: Result) -> None:
+    asked = read({"question": "whatif", "run": "saved", "set": ["slow.none"]})
+    old = dataclasses.replace(slow, spec={**slow.spec, "version": "0.0.1"})
+    assert "made by version 0.0.1" in changed(asked, old, even).warnings[0]
+    assert not changed(asked, slow, even).warnings

@@ -215,5 +215,65 @@ def test_memory_of_axolotl_is_read_and_its_steps_are_not(tmp_path: Path) -> None
         " 'memory/device_reserved (GiB)': 41.26, 'tokens_per_second_per_gpu': {}}}"
     )
     run = read_run([written(tmp_path, "a.log", "\n".join(line.format(rate) for rate in (812.5, 820.1)))])
-    assert (run.format, run.steps) == ("axolotl memory", ())
+    assert (run.format, run.steps) == ("named metrics", ())
     assert run.reserved_bytes[0] == round(41.26 * 2**30)
+
+
+def test_the_time_since_the_start_tells_what_a_smoothed_rate_does_not(tmp_path: Path) -> None:
+    """27 s to compile and then 3.6 s a step: the bar's own rate is behind, the Trainer's mean has the start in it."""
+    bars = [
+        f" {at:3d}/100 [{(27 + 3.6 * at) // 60:02.0f}:{(27 + 3.6 * at) % 60:02.0f}<09:00, 27.20s/it]"
+        for at in range(100)
+    ]
+    end = "{'train_runtime': 425.4295, 'train_samples_per_second': 5.641, 'train_steps_per_second': 0.235}"
+    run = read_run([written(tmp_path, "a.log", "\n".join([*bars, end]))])
+    assert run.format == "progress bar"
+    assert not run.is_mean
+    assert steady_of(run).seconds == pytest.approx(3.6, rel=0.03)
+    alone = read_run([written(tmp_path, "b.log", "\n".join([*bars[:3], end]))])
+    assert alone.is_mean
+    assert steady_of(alone).seconds == pytest.approx(425.4295 / 100, rel=0.01)
+
+
+def test_steps_of_modded_nanogpt_are_between_its_lines(tmp_path: Path) -> None:
+    """Its batch grows: `step_avg` is a mean of all the steps before."""
+    times = [34 * at for at in range(1, 101)] + [3400 + 87 * at for at in range(1, 301)]
+    lines = [f"step:{at}/400 train_time:{ms}ms step_avg:{ms / at:.2f}ms" for at, ms in enumerate(times, 1)]
+    run = read_run([written(tmp_path, "a.log", "\n".join(lines))])
+    assert run.steps[-1].seconds == pytest.approx(0.087)
+    assert steady_of(run).seconds == pytest.approx(0.087)
+
+
+def test_a_mean_since_the_start_is_said_to_be_one(tmp_path: Path) -> None:
+    line = (
+        "{{'loss': 1.5, 'global_step/max_steps': '{}/94', 'elapsed_time': '{}', 'memory(GiB)': 5.64,"
+        " 'train_speed(iter/s)': {}}}"
+    )
+    few = [line.format(1, "2s", 0.345807), line.format(5, "10s", 0.461462), line.format(10, "20s", 0.485796)]
+    run = read_run([written(tmp_path, "a.log", "\n".join(few))])
+    assert run.is_mean
+    assert steady_of(run).seconds == pytest.approx(1 / 0.485796)
+    assert run.reserved_bytes == {0: round(5.64 * 2**30)}
+    many = [line.format(10 * at, f"{at // 3}m {20 * (at % 3)}s", 0.3) for at in range(1, 12)]
+    clocked = read_run([written(tmp_path, "b.log", "\n".join(many))])
+    assert not clocked.is_mean
+    assert steady_of(clocked).seconds == pytest.approx(2.0)
+
+
+def test_a_bar_that_is_slower_than_the_parts_of_deepspeed_has_the_whole_step(tmp_path: Path) -> None:
+    text = "[Rank 0] time (ms) | fwd: 114577.10 | bwd: 117430.12 | bwd_allreduce: 286.16 | step: 105.42\n"
+    run = read_run([written(tmp_path, "a.log", text + "  0%|          | 3/1562 [18:48<164:33:29, 379.99s/it]")])
+    assert steady_of(run).seconds == pytest.approx(379.99)
+    micro = read_run([written(tmp_path, "b.log", text + "  0%|          | 3/1562 [05:48<64:33:29, 116.0s/it]")])
+    assert steady_of(micro).seconds == pytest.approx(232.11264)
+
+
+def test_a_comment_of_printed_code_says_no_number_of_gpus(tmp_path: Path) -> None:
+    run = read_run([written(tmp_path, "a.log", "    # Handle world_size=1: no messages\n" + megatron([1000.0] * 9))])
+    assert run.n_gpus is None
+
+
+def test_times_of_a_loop_that_only_rise_are_no_step_times(tmp_path: Path) -> None:
+    lines = [f"step: {at} | loss: 3.1 | time: {12.5 * at}s | lr 1e-4" for at in range(1, 9)]
+    with pytest.raises(UserError, match="since the start"):
+        steady_of(read_run([written(tmp_path, "a.log", "\n".join(lines))]))

@@ -18,8 +18,8 @@ from windtunnel.evidence.accuracy.in_order import in_order
 from windtunnel.evidence.accuracy.wording import FRAMEWORKS
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
-from windtunnel.notebook import Shown
 from windtunnel.questions.asked.rl import Rl
+from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import read_part
 from windtunnel.studies.rl.job import settled
 from windtunnel.studies.rl.study import answered
@@ -156,12 +156,17 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class RlReport(Shown):
+class RlReport(Answer):
     """Predictions beside measurements."""
 
     source: str
     rows: tuple[RlRow, ...]
     predictions: tuple[Predicted, ...]
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """Which table."""
+        return {"measured": self.source}
 
     def scores(self) -> list[Score]:
         """By source, by mode, and all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from windtunnel.evidence.accuracy.serving.naive import naive_times
 from windtunnel.evidence.accuracy.serving.predict import Predicted
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
 from windtunnel.files.write import write_csv
-from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer
 
 MEASURES = (
     ("tpot_s", "tpot_ms", 1e-3),
@@ -41,12 +41,17 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingReport(Shown):
+class ServingReport(Answer):
     """Predictions beside measurements."""
 
     source: str
     rows: tuple[ServingRow, ...]
     predictions: tuple[Predicted, ...]
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """Which table."""
+        return {"measured": self.source}
 
     def overall(self) -> Score:
         """All rows but repeats."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import SpecError, UserError
@@ -19,10 +19,10 @@ from windtunnel.faces.report.prediction.views import memory_parts
 from windtunnel.faces.report.run_folder import load
 from windtunnel.files.bytes import MIB, READABLE, read_bytes
 from windtunnel.files.sqlite import is_sqlite
-from windtunnel.notebook import Shown
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import Compare, WhatIf
 from windtunnel.questions.asked.scenario import NAMES
+from windtunnel.questions.header import Answer
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.traces.kineto.file import TRACE_BYTES_MOST
@@ -63,7 +63,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Shown):
+class Comparison(Answer):
     """`b` minus `a`. `causes_ns` sums exactly to `step_ns`, `memory_causes_bytes` to `memory_bytes`.
 
     When one of the two has no timing (an infeasible job that was not replayed), `timed` is False and there are no
@@ -79,14 +79,15 @@ class Comparison(Shown):
     memory_causes_bytes: Mapping[str, int]
     spec: tuple[Difference, ...]
     explanation: str
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """JSON-able form, for `--json`."""
-        return asdict(self)
+        """JSON-able form, for `--json`; the header has the warnings."""
+        return {name: value for name, value in asdict(self).items() if name != "warnings"}
 
 
 @dataclass(frozen=True, slots=True)
-class TraceComparison(Shown):
+class TraceComparison(Answer):
     """A predicted step and a traced one, class of op by class of op."""
 
     title: str
@@ -135,7 +136,7 @@ def is_trace(word: str) -> bool:
 
 def answer_whatif(question: WhatIf) -> Comparison:
     """A saved run beside what it becomes. Raises UserError."""
-    return compare(*asked_again(question))
+    return changed(question, *asked_again(question))
 
 
 def asked_again(question: WhatIf) -> tuple[Result, Result]:
@@ -146,6 +147,14 @@ def asked_again(question: WhatIf) -> tuple[Result, Result]:
         raise UserError("nothing is different: add --set, such as cluster.nic=800Gb/s or slow.none, or --slow")
     before = load(question.run, Path(question.runs))
     return before, ask_again(before, *question.set, slow=question.slow, run=question.run)
+
+
+def changed(question: WhatIf, before: Result, after: Result) -> Comparison:
+    """Both side by side; with a warning where another version made the saved one."""
+    made_by, now = before.spec.get("version"), after.spec["version"]
+    by = f"{question.run} was made by version {made_by or 'unknown'}, this is {now}"
+    warnings = (f"{by}: not all that differs is the change",) if made_by != now else ()
+    return replace(compare(before, after), warnings=warnings)
 
 
 def compare(a: Result, b: Result) -> Comparison:

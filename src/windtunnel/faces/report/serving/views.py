@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from windtunnel.studies.serving.result import ServingResult
@@ -194,7 +195,9 @@ def _layout(spec: Answer) -> str:
 
 def served_document(served: Served) -> Document:
     """A deployment under a load; latency over rate where that was asked for."""
-    return serving_document(served.result, () if served.curve is None else served.curve.points)
+    document = serving_document(served.result, () if served.curve is None else served.curve.points)
+    told = [Headline(one.sentence, tone="warn" if one.verdict == "slower" else "good") for one in served.measured]
+    return replace(document, views=[*told, *document.views])
 
 
 def pool_document(answer: Answer, name: str = "a file") -> Document:

@@ -35,6 +35,15 @@ class Serve(Served):
     load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     price: Annotated[float | None, PRICE] = None
+    measured: Annotated[
+        float | None,
+        About(
+            "Mean time per output token (TPOT) that you measured, e.g. 32ms.", unit="time", least=1e-9, bare_most=1.0
+        ),
+    ] = None
+    measured_output: Annotated[
+        float | None, About("Output tokens per second of all replicas that you measured.", least=1e-9, rare=True)
+    ] = None
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer
 from windtunnel.questions.typed import Plain, check_figures, check_sum, plain
 from windtunnel.studies.resilience.spot.moves import DRAWS, Moves
 from windtunnel.studies.resilience.spot.policies import IDLE, Decision, Forecast, on_demand, parcae, varuna
@@ -45,7 +45,7 @@ class SpotEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class SpotAnswer(Shown):
+class SpotAnswer(Answer):
     """The answer for one model and trace."""
 
     model: str
@@ -55,10 +55,16 @@ class SpotAnswer(Shown):
     look_ahead: int
     forecast: str
     entries: Sequence[SpotEntry]
+    machines: str  # the file of the trace
 
     def __post_init__(self) -> None:
         for entry in self.entries:
             check_sum(entry.waterfall, self.wall_s)
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """Which machines."""
+        return {"machines": self.machines}
 
     @property
     def wall_s(self) -> float:
@@ -160,7 +166,7 @@ def survive_spot(
     moves = Moves(measured, draws, seed)
     prices = {name: usd_per_gpu_hour if name == "on-demand" else usd_per_spot_gpu_hour for name in POLICIES}
     entries = [_entry(name, moves, recorded, ahead, forecast, prices[name]) for name in policies or POLICIES]
-    return SpotAnswer(chosen, names, recorded, measured.interval_s, ahead, forecast, entries)
+    return SpotAnswer(chosen, names, recorded, measured.interval_s, ahead, forecast, entries, str(trace))
 
 
 def _entry(
