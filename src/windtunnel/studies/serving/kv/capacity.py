@@ -166,7 +166,7 @@ def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) ->
     for layer, count in model.distinct_layers():
         one, layers = layer.attention, count / pp
         each, state = _token_bytes(one, tp, kv), one.state_bytes() / tp
-        if one.window is not None and not isinstance(one, Indexed) and each:
+        if one.window is not None and not isinstance(one, Indexed | Compressed) and each:
             recent[one.window, each] = recent.get((one.window, each), 0.0) + layers
         elif each:
             full[each] = full.get(each, 0.0) + layers
