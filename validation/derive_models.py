@@ -27,7 +27,9 @@ from windtunnel.physics.model import read_config
 from windtunnel.physics.model.reading.config_fields import irrelevant
 from windtunnel.physics.model.reading.grammar import type_names
 
-IN_FP32 = ("xlnet",)  # its code wants it
+IN_FP32 = ("xlnet", "xlstm")  # its code wants it
+# Passes that multiply more: 32 tokens of a prompt (`cpmant#bare` has none), empty images and sounds.
+UNPASSED = ("cpmant", "gemma3n")
 UNTOUCHED = ("is_decoder", "is_encoder_decoder", "add_cross_attention")  # another class
 SPARSE = [*["full_attention"] * 3, *["minimax_m3_sparse"] * 5]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -77,6 +79,22 @@ GIVEN: dict[str, dict[str, Any]] = {
         "num_experts": 128,
         "top_k_experts": 8,
         "moe_intermediate_size": 704,
+    },
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "num_attention_heads": 16}},
+    "chameleon": {"vocabulary_map": {"<image>": 4}},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}}},
+    "dbrx": {
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8},
+        "ffn_config": {"moe_num_experts": 16, "moe_top_k": 4},
+    },
+    "granite4_vision": {"deepstack_layer_map": [[3, 0]], "spatial_layer_map": [[3, 1]], "downsample_rate": "4/8"},
+    "perception_lm": {
+        "vision_config": {"architecture": "vit_pe_core_large_patch14_336", "model_args": {"embed_dim": 1024}}
+    },
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "qwen3_omni_moe": {
+        "enable_audio_output": False,
+        "thinker_config": {"text_config": {"num_attention_heads": 32, "head_dim": 128}},
     },
     "t5": {},
     "t5#gated": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 4},
@@ -136,9 +154,13 @@ def built(name: str, **changes: object) -> dict[str, Any]:
     for path, p in model.named_parameters():
         shapes[f"{re.sub(r'[.][0-9]+[.]', '.N.', path)} {tuple(p.shape)}"] += 1
     text = [p.numel() for path, p in model.named_parameters() if not OF_TOWERS.search(path)]
+    # LongCat makes room for matrices of the experts that give back their input, which no token is multiplied with.
+    pairs = [(getattr(m, "gate_up_proj", None), getattr(m, "down_proj", None)) for m in model.modules()]
+    stacked = [(up, down) for up, down in pairs if isinstance(up, torch.nn.Parameter) and down is not None]
+    idle = sum((up.shape[0] - down.shape[0]) * up[0].numel() for up, down in stacked)
     return {
         "config": _slim(written),
-        "parameters": sum(text),
+        "parameters": sum(text) - idle,
         "balancing_bias": sum(b.numel() for b in biases),
         "shapes": shapes,
         "model": model,
@@ -167,13 +189,16 @@ def _passed(kind: str, model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """What a forward pass multiplied, over TOKENS, and bytes of the cache behind 1, some, and more than a window."""
     window = max(layer.attention.window or 0 for layer in read_config(config).layers)
     long = (window + 7,) if TOKENS - 8 < window < LONGEST else ()
-    try:
-        found = forward_pass.measured(model, TOKENS, (1, TOKENS - 1, *long))
-    except Exception as error:  # a pass that asks for values, or for more than tokens
-        print(f"{kind}: no pass: {type(error).__name__}: {str(error)[:120]}")
-        return {}
-    flops = {key: value for key, value in found["flops"].items() if key in ("weights", "scores")}
-    return {"flops": flops, "cache": found["cache"]}
+    row: dict[str, Any] = {}
+    for counts in ((), (1, TOKENS - 1, *long)):
+        try:
+            found = forward_pass.measured(model, TOKENS, counts)
+        except Exception as error:  # a pass that asks for values, or for more than tokens
+            print(f"{kind}: no {'cache' if counts else 'pass'}: {type(error).__name__}: {str(error)[:120]}")
+            break
+        row["flops"] = {key: value for key, value in found["flops"].items() if key in ("weights", "scores")}
+        row["cache"] = found["cache"]
+    return row
 
 
 def misread(name: str) -> list[str]:
@@ -230,7 +255,7 @@ def main(path: str, *given: str) -> int:
             print(f"{kind}: {ours:,} here, {row['parameters']:,} + {row['balancing_bias']:,} there")
             status = 1
             continue
-        if "--passes" in given:
+        if "--passes" in given and kind not in UNPASSED:
             row |= _passed(kind, model, row["config"])
         rows[kind] = row
         wrong = misread(kind) if "--options" in given else []

@@ -1,9 +1,9 @@
 """What a forward pass of a model that transformers built multiplies, and what its cache holds behind it; no weights.
 
 The model is on the meta device, so shapes alone are worked out. Products are sorted by what they multiply: by learned
-matrices (`weights`), two activations (`scores`: attention), inside of a scan over the tokens (`scans`: how a fused
-kernel does that is another matter than what the fallback in Python multiplies), and short convolutions apart. FLOPs of
-each are those of `torch.utils.flop_counter`.
+matrices (`weights`, dense convolutions among them), two activations (`scores`: attention; `streams`: elsewhere), inside
+of a scan over the tokens (`scans`: how a fused kernel does that is another matter than what the fallback in Python
+multiplies), and convolutions channel by channel apart. FLOPs of each are those of `torch.utils.flop_counter`.
 
 Attention is run as plain products of all tokens with all, whatever window masks them. Experts are run by transformers'
 `batched_mm`, one product for each token and expert of its choice, and where a class has a loop of its own, counted as
@@ -113,7 +113,7 @@ class Products:
                 known = [t.untyped_storage()._cdata in products.learned for t in tensors if t.is_floating_point()]
                 if packet in flop_registry:
                     kind = "weights" if any(known) else "scores"
-                    kind = "convolutions" if "conv" in name else kind
+                    kind = "convolutions" if "conv" in name and args[1].shape[1] == 1 else kind
                     products.add(kind, int(flop_registry[packet](*args, **kwargs, out_val=out)))
                 elif known and all(known) and isinstance(out, torch.Tensor) and _stays(name, args[0]):
                     products.learned.setdefault(out.untyped_storage()._cdata, out)
@@ -139,6 +139,7 @@ def measured(model: Module, tokens: int, cached: tuple[int, ...]) -> dict[str, A
     """FLOPs of one pass over so many tokens, and bytes of the cache behind passes over each of `cached`."""
     import torch
 
+    torch.distributions.Distribution.set_default_validate_args(False)  # Gemma 3n asks for quantiles of a normal one
     model = text_model(model).eval()
     _answer_for_data()
     text = model.config.get_text_config()
@@ -256,7 +257,8 @@ def _loop_of_experts(module: Module, chosen: int) -> None:
     stacked = [p for p in module.parameters() if p.dim() == 3]
     one = sum(math.prod(p.shape[1:]) for p in stacked)
     if not stacked:
-        one = sum(p.numel() for p in module.parameters() if p.dim() == 2) // len(module)
+        experts = len(module) if isinstance(module, torch.nn.ModuleList) else module.num_experts
+        one = sum(p.numel() for p in module.parameters() if p.dim() == 2) // experts
 
     def counted(hidden: Any, first: Any, second: Any) -> Any:
         index = second if first.is_floating_point() else first

@@ -86,11 +86,11 @@ def test_nearly_every_type_has_a_derived_row() -> None:
     without -= {row["config"]["_class_name"] for row in DIFFUSERS.values()}
     assert without <= {
         "FluxTransformer2DModel", "HunyuanVideoTransformer3DModel",
-        "audioflamingo3", "aya_vision", "chameleon", "cohere_compass", "dbrx", "deepseek_ref", "emu3_text_model",
+        "audioflamingo3", "deepseek_ref", "emu3_text_model", "musicflamingo",
         "bailing_moe_linear", "bailing_moe_v2", "bailing_moe_v3_vl", "dots_ocr", "kimi_vl", "mimo_v2",
-        "minimax_m1", "step3_vl", "fast_vlm",
-        "granite4_vision", "granite4_vision_text", "grok-1", "hunyuan_vl", "internlm3", "kimi_k2", "kimi_k3",
-        "longcat_flash", "mimo", "minimax_m3", "musicflamingo", "perception_lm", "qwen3_omni_moe", "step3p5",
+        "minimax_m1", "step3_vl",
+        "granite4_vision_text", "grok-1", "internlm3", "kimi_k2", "kimi_k3",
+        "mimo", "minimax_m3", "step3p5",
     } | {kind for kind in without if kind.endswith(("_text", "_text_model"))}  # fmt: skip
 
 
@@ -120,6 +120,9 @@ TOKENS = 256
 SCORES_APART = {
     "diffllama": 2.0,  # its code scores the same keys twice, for values of twice the size
 }
+WEIGHTS_APART = {
+    "zaya": 40 * 2 * 2048 * 128,  # half of its values are those of the token before, for which it takes one more
+}
 CACHES_APART = {
     "deepseek_v4": "fractions of keys, and gates in fp32",
     "dots3_note": "keys of the indexer in fp32",
@@ -127,6 +130,7 @@ CACHES_APART = {
     "glm5_next": "keys of the indexer with their gates and a mark",
     "gpt_neo": "whole, where a window is all that is read",
     "minimax": "states in 16 bits",
+    "unlimited_ocr": "the whole of a reference that every token sees",
 }
 
 
@@ -134,7 +138,7 @@ CACHES_APART = {
 def test_flops_are_those_that_transformers_multiplies(kind: str) -> None:
     """With weights to the last; of attention, which is run there without windows, but for an indexer's sums."""
     model, flops = model_of(kind), DERIVED[kind]["flops"]
-    assert 2 * model.matmul_parameters * TOKENS == flops["weights"]
+    assert 2 * model.matmul_parameters * TOKENS == flops["weights"] - WEIGHTS_APART.get(kind, 0)
     mixers = [
         (layer.attention, n) for layer, n in model.distinct_layers() if not isinstance(layer.attention, Recurrent)
     ]

@@ -8,17 +8,14 @@ is silently ignored is a prediction that is silently wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 from windtunnel.errors import SpecError
 from windtunnel.files.document import own_document
-from windtunnel.physics.model.limits import SIZE_MAX, counted, showable
-
-T = TypeVar("T")
+from windtunnel.physics.model.limits import showable
 
 _MISSING: object = object()
 
@@ -79,23 +76,6 @@ class Fields:
         """Whether the config names `key` at all, be it with null."""
         return key in self._config
 
-    def count(
-        self,
-        key: str,
-        default: int | None = None,
-        *,
-        most: int = SIZE_MAX,
-        least: int = 1,
-        what: str = "a whole number",
-    ) -> int:
-        """A whole number; without a default the field is required, and an error says to give `what`."""
-        value = self._get(key)
-        if value is _MISSING:
-            if default is None:
-                raise self.refuse(key, None, f"the model needs this field: give {what}")
-            value = default
-        return counted(self.prefix + key, value, most, least=least, where=self.where)
-
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._get(key)
@@ -105,15 +85,6 @@ class Fields:
             raise self.refuse(key, value, "give true or false")
         return value
 
-    def choice(self, key: str, default: str, known: tuple[str, ...]) -> str:
-        """One of a few words."""
-        value = self._get(key)
-        if value is _MISSING:
-            return default
-        if not isinstance(value, str) or value not in known:
-            raise self.refuse(key, value, f"give one of {', '.join(known)}")
-        return value
-
     def must_be(self, key: str, allowed: tuple[object, ...], why: str) -> None:
         """Accept the field only where it is absent or holds a value that changes nothing."""
         value = self._get(key)
@@ -121,15 +92,18 @@ class Fields:
             shown = " or ".join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)
             raise self.refuse(key, value, f"{why}; give {shown}, or remove the field")
 
-    def words(self, key: str, n: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
-        """A list of `n` words out of `known`; None where absent."""
-
-        def word(item: object) -> str:
+    def words(self, key: str, n: int, known: tuple[str, ...]) -> None:
+        """Accept the field only where it is absent or a list of `n` words out of `known`."""
+        value = self._get(key)
+        if value is _MISSING:
+            return
+        if not isinstance(value, list | tuple):
+            raise self.refuse(key, value, "give a list")
+        if len(value) != n:
+            raise self.refuse(key, value, f"the list has {len(value)} entries: give one per layer, {n}")
+        for item in value:
             if not isinstance(item, str) or item not in known:
                 raise self.refuse(key, item, f"use only {', '.join(known)}")
-            return item
-
-        return self._list(key, n, word)
 
     def inner(self, key: str, *, required: bool = False) -> Fields:
         """A nested object as Fields of its own; empty where absent and not required."""
@@ -166,13 +140,3 @@ class Fields:
             else "of the config that are not known, null or false"
         )
         return (f"fields {what}, and left out: {unset}",) if unset else ()
-
-    def _list(self, key: str, n: int | None, item: Callable[[object], T]) -> tuple[T, ...] | None:
-        value = self._get(key)
-        if value is _MISSING:
-            return None
-        if not isinstance(value, list | tuple):
-            raise self.refuse(key, value, "give a list")
-        if n is not None and len(value) != n:
-            raise self.refuse(key, value, f"the list has {len(value)} entries: give one per layer, {n}")
-        return tuple(item(entry) for entry in value)
