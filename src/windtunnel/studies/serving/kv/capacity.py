@@ -125,14 +125,14 @@ def _compressed_cache(model: Model, pp: int) -> Cache | None:
         return None
     counts: dict[int, float] = {}
     for one, n in kinds:
-        counts[one.ratio] = counts.get(one.ratio, 0) + n / pp
+        counts[one.ratio] = counts.get(one.ratio, 0) + n / pp * (not one.shared or not one.ratio)
     pages = [V4_BLOCK // ratio * V4_KEY for ratio in counts if ratio]
     pages += [V4_BLOCK // one.ratio * V4_INDEX for one in {one for one, _ in kinds if one.index_heads and one.ratio}][
         :1
     ]
     tuples = max(n for ratio, n in counts.items() if ratio)
     unit = tuples * sum(math.ceil(page / V4_ALIGNED) * V4_ALIGNED for page in pages)
-    windows = [(math.ceil(sum(counts.values()) / tuples - 1e-9), kinds[0][0].window or 0, 64.0)]
+    windows = [(math.ceil(model.n_layers / pp / tuples - 1e-9), kinds[0][0].window or 0, 64.0)]
     windows += [(1, ratio * (2 if ratio == 4 else 1), 4.0 if ratio == 4 else 8.0) for ratio in counts if ratio]
     return Cache(unit, V4_BLOCK, 1, tuple(windows), 0.0)
 
@@ -147,7 +147,7 @@ def _compressed_pool(model: Model, pp: int) -> float:
         index = one.index_dim if one.index_heads else 0
         kept = one.ratio * one.overlap / (one.window or V4_PAGE)  # entries of a token: key and score, in 4 bytes
         recent = V4_KEY + kept * 2.0 * one.overlap * (one.head_dim + index) * 4.0
-        old = (V4_KEY + (V4_INDEX if index else 0)) / one.ratio if one.ratio else 0.0
+        old = (V4_KEY + (V4_INDEX if index else 0)) / one.ratio if one.key_width else 0.0
         total += count / pp * (V4_WINDOW_SHARE * recent + old)
     return total
 
@@ -166,7 +166,7 @@ def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) ->
     for layer, count in model.distinct_layers():
         one, layers = layer.attention, count / pp
         each, state = _token_bytes(one, tp, kv), one.state_bytes() / tp
-        if one.window is not None and not isinstance(one, Indexed | Compressed) and each:
+        if one.window is not None and not isinstance(one, Indexed) and each:
             recent[one.window, each] = recent.get((one.window, each), 0.0) + layers
         elif each:
             full[each] = full.get(each, 0.0) + layers
