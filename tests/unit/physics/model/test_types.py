@@ -34,7 +34,8 @@ def test_parameters_are_those_that_transformers_builds(kind: str) -> None:
 
 
 # Configs of checkpoints with code of their own, which transformers does not build, and parameters as published: counted
-# from the files of a checkpoint, or its card's round number (Ling, Step 3, MiniMax-Text-01, Phi-4-multimodal's text).
+# from the files of a checkpoint, or its card's round number (Ling, Step 3, MiniMax-Text-01, Phi-4-multimodal's text,
+# GigaChat 3.5).
 CHECKPOINTS = json.loads((Path(__file__).parent / "written_by_checkpoints.json").read_text())
 
 
