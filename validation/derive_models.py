@@ -84,7 +84,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 4}},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}}},
     "dbrx": {
-        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8},
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8, "clip_qkv": 8.0},
         "ffn_config": {"moe_num_experts": 16, "moe_top_k": 4},
     },
     "granite4_vision": {"deepstack_layer_map": [[3, 0]], "spatial_layer_map": [[3, 1]], "downsample_rate": "4/8"},
