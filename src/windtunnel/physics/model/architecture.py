@@ -207,12 +207,14 @@ class Model:
     `learned_positions`: rows of the position table, 0 = none. `embedding_norm`: a norm right after the embedding
     (BLOOM). `mtp_layers`: multi-token-prediction modules (DeepSeek V3), each one more layer (`ahead`) behind two
     norms and a 2h -> h projection; they share embedding and head, and published totals leave them out, as `parameters`
-    does. `notes`: what the source describes and this model leaves out. `more_weights`: elements of matrices outside of
-    the layers that every token is multiplied with, `more_parameters`: whatever else is learned there; both count with
-    the embedding. `derived`: read from what transformers built, not from a file of this package. `step_tokens`: of a
-    diffusion model, what every step works on anew, `step_passes` times; its answer is its steps. `tower`: layers and
-    width of the vision tower, as engines read them off the config; None for a model of text. `vision`: that tower,
-    and `sound`: one that hears, where their types are read; no count of the model has their parameters.
+    does. `notes`: what the source describes and this model leaves out. `more_weights`: elements of matrices outside
+    of the layers that every token is multiplied with, `more_parameters`: whatever else is learned there; both count
+    with the embedding. `more_tables`: those of them in tables of which a token reads a few rows (n-grams, an
+    embedding for each layer), which are not active. `derived`: read from what transformers built, not from a file
+    of this package. `step_tokens`: of a diffusion model, what every step works on anew, `step_passes` times; its
+    answer is its steps. `tower`: layers and width of the vision tower, as engines read them off the config; None
+    for a model of text. `vision`: that tower, and `sound`: one that hears, where their types are read; no count of
+    the model has their parameters.
     """
 
     name: str
@@ -232,6 +234,7 @@ class Model:
     notes: tuple[str, ...] = ()
     more_weights: int = 0
     more_parameters: int = 0
+    more_tables: int = 0
     derived: bool = False
     step_tokens: int = 0
     step_passes: int = 1
@@ -298,8 +301,9 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets: `parameters` less the experts it is not routed to."""
-        return self._outside_layers + sum(n * self.parameters_of(layer).active for layer, n in self.distinct_layers())
+        """Parameters that one token meets: `parameters` less the experts it is not routed to and tables of n-grams."""
+        inside = sum(n * self.parameters_of(layer).active for layer, n in self.distinct_layers())
+        return self._outside_layers - self.more_tables + inside
 
     @property
     def ahead(self) -> int:
@@ -446,7 +450,7 @@ def checked(model: Model, where: str | None = None) -> Model:
 
 # Of a model's written form: only where they say something.
 LEFT_OUT = ("layers", "notes", "vision", "sound")
-SELDOM = ("more_weights", "more_parameters", "derived", "tower")
+SELDOM = ("more_weights", "more_parameters", "more_tables", "derived", "tower")
 _COUNTED: dict[int, tuple[tuple[Layer, ...], tuple[tuple[Layer, int], ...]]] = {}
 COUNTED_KEPT = 64
 

@@ -19,21 +19,24 @@ def growing_bytes(attention: Attention, element_bytes: float = 2.0, tp: int = 1)
 
 def fixed_bytes(attention: Attention, element_bytes: float = 2.0, tp: int = 1) -> float:
     """Of one sequence in one layer on one of `tp` ranks, whatever its length: a full window, or a state."""
-    if isinstance(attention, Recurrent):
-        return attention.state_bytes() / min(tp, attention.heads)
-    if isinstance(attention, Compressed):
-        return attention.state_bytes() / 2.0 * element_bytes
-    return element_bytes * attention.cache_width(tp) * (attention.window or 0)
+    window = 0 if isinstance(attention, Compressed) else attention.window or 0
+    return _state(attention, element_bytes, tp) + element_bytes * attention.cache_width(tp) * window
 
 
 def kept_bytes(attention: Attention, context: float, element_bytes: float = 2.0, tp: int = 1) -> float:
     """Of one sequence of `context` tokens in one layer on one of `tp` ranks."""
-    if isinstance(attention, Recurrent):
-        return fixed_bytes(attention, element_bytes, tp)
+    state, keys = _state(attention, element_bytes, tp), context
     if isinstance(attention, Compressed):
-        window = fixed_bytes(attention, element_bytes, tp) * min(1.0, context / (attention.window or 1))
-        return window + context * growing_bytes(attention, element_bytes, tp)
-    return element_bytes * attention.cache_width(tp) * min(context, attention.window or context)
+        state *= min(1.0, context / (attention.window or 1))
+    elif attention.window:
+        keys = min(context, attention.window)
+    return state + element_bytes * attention.cache_width(tp) * keys
+
+
+def _state(attention: Attention, element_bytes: float, tp: int) -> float:
+    if isinstance(attention, Recurrent):
+        return attention.state_bytes() / min(tp, attention.heads)
+    return attention.state_bytes() / 2.0 * element_bytes
 
 
 def kv_bytes_per_token(model: Model, element_bytes: float = 2.0, tp: int = 1) -> float:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.files.document import own_document
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.checkpoint import Stored, stored_formats
 from windtunnel.physics.model.limits import showable
@@ -21,103 +22,13 @@ FOLDER = Path(__file__).parent / "catalogue"
 WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
 TUNED_FOR = r"(?<=\db)(-[a-z]+)+$|-(coder|math)(?=-\d)"  # `qwen3-0.6b-reverse-text-sft`, `qwen2.5-coder-7b`
 
-# Names that people use for a model of the catalogue beyond its own, in lower case, without the organisation in front.
-ALIASES = {
-    "meta-llama-3-8b": "llama-3-8b",
-    "meta-llama-3-70b": "llama-3-70b",
-    "meta-llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama-3.1-70b": "llama-3.1-70b",
-    "meta-llama-3.1-405b": "llama-3.1-405b",
-    "llama-3.3-70b": "llama-3.1-70b",  # the same shape, trained further
-    "llama-2-7b-hf": "llama-2-7b",
-    "llama-2-13b-hf": "llama-2-13b",
-    "llama-2-70b-hf": "llama-2-70b",
-    "llama-4-scout-17b-16e": "llama-4-scout",
-    "llama-4-maverick-17b-128e": "llama-4-maverick",
-    "mistral-7b-v0.1": "mistral-7b",
-    "mixtral-8x7b-v0.1": "mixtral-8x7b",
-    "mixtral-8x22b-v0.1": "mixtral-8x22b",
-    "deepseek-r1": "deepseek-v3",
-    "deepseek-r1-0528": "deepseek-v3",
-    "deepseek-v3.1": "deepseek-v3",
-    "gpt-3": "gpt3-175b",
-    "gpt3": "gpt3-175b",
-    "gpt-2": "gpt2",
-    "gpt-2-xl": "gpt2-xl",
-    "bloom": "bloom-176b",
-    "nemotron-4-340b-base": "nemotron-4-340b",
-    "glm-5.1": "glm-5",  # the same shapes, trained further
-    "glm-5.3": "glm-5.2",
-    "glm-4.6": "glm-4.5",
-    "glm-4.7": "glm-4.5",
-    "glm-4.5-355b-a32b": "glm-4.5",
-    "glm-4.7-355b-a32b": "glm-4.5",
-    "mimo-7b-rl": "mimo-7b",
-    "qwen2.5-math-1.5b": "qwen2.5-1.5b",
-    "qwen2.5-math-7b": "qwen2.5-7b",
-    "kimi-k2.6": "kimi-k2.5",
-    "gemma-4-31b-it-nvfp4": "gemma-4-31b",
-    "hy3-preview": "hy3",
-    "minimax-text-01-hf": "minimax-01",
-    "ministral-3-8b-base-2512": "ministral-3-8b",
-    "mistral-small-4-119b-2603": "mistral-small-4",
-    "nemotron-h-56b-base-8k": "nemotron-h-56b",
-    "nemotron-h-8b-base-8k": "nemotron-h-8b",
-    "phi-3-medium-4k-instruct": "phi-3-medium",
-    "phi-3-mini-4k-instruct": "phi-3-mini",
-    "stable-diffusion-3.5-large": "sd3.5-large",
-    "minimax-m2": "minimax-m2.5",
-    "minimax-m2.1": "minimax-m2.5",
-    "minimax-m2.7": "minimax-m2.5",
-    "minimax-text-01": "minimax-01",
-    # The same shapes, trained further, or longer.
-    "codellama-34b-hf": "codellama-34b",
-    "stablelm-3b-4e1t": "stablelm-3b",
-    "llama-7b": "llama-2-7b",
-    "llama-13b": "llama-2-13b",
-    "vicuna-7b-v1.5": "llama-2-7b",
-    "vicuna-13b-v1.5": "llama-2-13b",
-    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
-    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
-    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
-    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
-    "qwq-32b": "qwen2.5-32b",
-    "qwen2.5-coder-7b": "qwen2.5-7b",
-    "qwen2.5-coder-14b": "qwen2.5-14b",
-    "qwen2.5-coder-32b": "qwen2.5-32b",
-    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
-    "yi-1.5-6b": "yi-6b",
-    "yi-1.5-34b": "yi-34b",
-    "mistral-nemo": "mistral-nemo-12b",
-    "mistral-nemo-instruct-2407": "mistral-nemo-12b",
-    "mistral-small-24b-instruct-2501": "mistral-small-24b",
-    "devstral-small-2505": "mistral-small-24b",
-    "mistral-large-instruct-2407": "mistral-large-123b",
-    "mistral-large-instruct-2411": "mistral-large-123b",
-    "ministral-8b-instruct-2410": "ministral-8b",
-    "c4ai-command-r-v01": "command-r-35b",
-    "tinyllama-1.1b-chat-v1.0": "tinyllama-1.1b",
-    "internlm2-5-7b": "internlm2.5-7b",
-    "internlm2_5-7b": "internlm2.5-7b",
-    "glm-4-9b-chat-hf": "glm-4-9b",
-    "olmo-2-1124-7b": "olmo-2-7b",
-    "olmoe-1b-7b-0924": "olmoe-1b-7b",
-    "solar-10.7b-instruct-v1.0": "solar-10.7b",
-    "qwen3.6-27b": "qwen3.5-27b",
-    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
-    "qwen3-coder-next": "qwen3-next-80b-a3b",
-    "nemotron-3-nano-30b-a3b": "nemotron-3-nano",
-    "nemotron-3-super-120b-a12b": "nemotron-3-super",
-    "nemotron-3-ultra-550b-a55b": "nemotron-3-ultra",
-    "nemotron-3-nano-omni-30b-a3b-reasoning": "nemotron-3-nano-omni",
-    "nemotron-3-nano-omni-30b-a3b-reasoning-bf16": "nemotron-3-nano-omni",
-    "nvidia-nemotron-3-nano-30b-a3b": "nemotron-3-nano",
-    "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
-    "nvidia-nemotron-3-super-120b-a12b-fp8": "nemotron-3-super",
-    "nvidia-nemotron-3-ultra-550b-a55b-bf16": "nemotron-3-ultra",
-}
 TUNED = re.compile(r"-(instruct|it|chat|base|pt|diffusers)$")  # how a checkpoint was trained or kept, not its shape
+
+
+@lru_cache(maxsize=1)
+def aliases() -> dict[str, str]:
+    """Names that people use for a model of the catalogue beyond its own."""
+    return own_document((FOLDER / "aliases.yaml").read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1)
@@ -197,9 +108,10 @@ def _resolved(spec: str) -> str | None:
         return None
     name = spec.lower().rpartition("/")[2]
     for one in (name, TUNED.sub("", name)):
-        one = ALIASES.get(one, one)
         if one in catalogue_names():
             return one
+        if one in aliases():
+            return aliases()[one]
     return None
 
 

@@ -131,12 +131,9 @@ def transformer(
         bias=kind.ffn_bias,
     )
     if experts:
-        block = FeedForward(
+        block = replace(
+            block,
             kind="moe",
-            size=block.size,
-            gated=block.gated,
-            activation=block.activation,
-            bias=block.bias,
             experts=counted("experts", experts, HEADS_MAX),
             experts_per_token=counted("topk", topk, HEADS_MAX),
             shared_size=counted("shared_size", shared_size, SIZE_MAX, least=0),

@@ -28,10 +28,17 @@ BY_CHANNEL = ("mamba1", "rglru", "rwkv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extended(Attention):
-    """Attention with more in it: `more_weights` elements of matrices, `more_parameters` of whatever else is learned."""
+    """Attention with more in it: `more_weights` elements of matrices, `more_parameters` of whatever else is learned.
+
+    `shared`: no keys are kept: an earlier layer's are read (Gemma 3n), or all tokens are there at once (T5's encoder).
+    `more_state`: numbers of a sequence in 16 bits that are kept beside keys, such as the last inputs of short
+    convolutions (Inkling).
+    """
 
     more_weights: int = 0
     more_parameters: int = 0
+    more_state: int = 0
+    shared: bool = False
 
     def matmul_parameters(self, hidden_size: int) -> int:
         """Weights of all matrices."""
@@ -41,17 +48,27 @@ class Extended(Attention):
         """All learned numbers."""
         return Attention.parameters(self, hidden_size) + self.more_parameters
 
+    def cache_width(self, tp: int = 1) -> float:
+        """Numbers that a decoder keeps of one token."""
+        return 0.0 if self.shared else Attention.cache_width(self, tp)
+
+    def state_bytes(self) -> float:
+        """Of one sequence, whatever its length."""
+        return 2.0 * self.more_state
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed(Extended):
     """Attention over the `selected` best keys; an indexer of small heads scores all of them (DeepSeek V3.2).
 
-    `index_heads` = 0: the choice of an earlier layer is used again. The indexer's queries come from the latent.
+    `index_heads` = 0: the choice of an earlier layer is used again. The indexer's queries come from the latent; its
+    keys are scored by means of `index_pool` at a time (GLM 5 Next).
     """
 
     index_heads: int
     index_dim: int
     selected: int
+    index_pool: int = 1
 
     @property
     def index_weights(self) -> int:
@@ -75,20 +92,21 @@ class Indexed(Extended):
 
     def index_flops(self, keys: float) -> float:
         """Of one token against so many keys: products of small heads, and their weighted sum."""
-        return 2.0 * self.index_heads * (self.index_dim + 1) * keys
+        return 2.0 * self.index_heads * (self.index_dim + 1) * keys / self.index_pool
 
     def cache_width(self, tp: int = 1) -> float:
         """The latent, and the indexer's key, which every rank keeps."""
-        return Attention.cache_width(self, tp) + (self.index_dim if self.index_heads else 0)
+        return Extended.cache_width(self, tp) + (self.index_dim if self.index_heads else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed(Extended):
     """One key that is its value, of the last `window` tokens and of every `ratio` tokens before (DeepSeek V4).
 
-    `overlap`: how many such compressed keys a token goes into. An indexer chooses `selected` of them (compressed sparse
-    attention); without one all are met (heavily compressed attention); `ratio` 0: the window alone. The output goes
-    through `out_groups` matrices of rank `out_rank`.
+    `overlap`: how many such compressed keys a token goes into. An indexer scores them and `selected` are met
+    (compressed sparse attention); `index_heads` 0: as an earlier layer chose; `selected` 0: all are met (heavily
+    compressed attention); `ratio` 0: the window alone. `shared`: compressed keys are an earlier layer's (V4.1). The
+    output goes through `out_groups` matrices of rank `out_rank`.
     """
 
     ratio: int
@@ -99,56 +117,55 @@ class Compressed(Extended):
     out_rank: int
     out_groups: int
 
-    def _compressors(self, hidden_size: int) -> int:
-        width = (self.head_dim + (self.index_dim if self.index_heads else 0)) * self.overlap if self.ratio else 0
-        index = self.index_heads * ((self.q_lora_rank or 0) * self.index_dim + hidden_size)
-        return 2 * hidden_size * width + index
+    @property
+    def key_width(self) -> int:
+        """Numbers of one compressed key that this layer makes, with the indexer's."""
+        return self.head_dim + (self.index_dim if self.index_heads else 0) if self.ratio and not self.shared else 0
 
     @property
     def in_width(self) -> int:
-        """Columns of the projections that read the layer's input."""
-        key = self.head_dim + (self.index_dim if self.index_heads else 0)
-        return (
-            (self.q_lora_rank or 0) + self.head_dim + (2 * key * self.overlap if self.ratio else 0) + self.index_heads
-        )
+        """Columns of the projections that read the layer's input: key, queries, compressors with a gate, weights."""
+        return (self.q_lora_rank or 0) + self.head_dim + 2 * self.key_width * self.overlap + self.index_heads
 
     def matmul_parameters(self, hidden_size: int) -> int:
         """Weights of all matrices."""
-        rank = self.q_lora_rank or 0
-        queries = rank * (hidden_size + self.heads * self.head_dim)
+        queries = (self.q_lora_rank or 0) * (self.heads * self.head_dim + self.index_heads * self.index_dim)
         out = self.out_rank * (self.heads * self.head_dim + self.out_groups * hidden_size)
-        return queries + hidden_size * self.head_dim + out + self._compressors(hidden_size) + self.more_weights
+        return hidden_size * self.in_width + queries + out + self.more_weights
 
     def parameters(self, hidden_size: int) -> int:
         """All learned numbers: matrices, norms of queries and keys, places in a compressed key, sinks."""
         total = self.matmul_parameters(hidden_size) + (self.q_lora_rank or 0) + self.head_dim + self.more_parameters
-        if self.ratio:
-            for width in (self.head_dim, self.index_dim if self.index_heads else 0):
-                total += width * (1 + self.ratio * self.overlap)
-        return total + self.heads * self.sinks
+        return total + self.key_width * (1 + self.ratio * self.overlap) + self.heads * self.sinks
 
     def score_flops_per_token(self, seq_len: int, count: AttentionCount = "causal") -> float:
         """Scores and values of the window and of the compressed keys, and the indexer's scores."""
-        keys = Attention.mean_keys(self, seq_len, count)
-        return 2.0 * self.heads * 2 * self.head_dim * (keys + self.far_keys(seq_len)) + self.index_flops(seq_len)
+        keys = Attention.mean_keys(self, seq_len, count) + self.far_keys(seq_len, count)
+        return 2.0 * self.heads * 2 * self.head_dim * keys + self.index_flops(seq_len, count)
 
-    def far_keys(self, seq_len: float) -> float:
+    def far_keys(self, seq_len: float, count: AttentionCount = "causal") -> float:
         """Compressed keys that a token meets on average."""
-        most = seq_len / (2.0 * self.ratio) if self.ratio else 0.0
-        return min(most, float(self.selected)) if self.index_heads else most
+        most = self._compressed(seq_len, count)
+        return min(most, float(self.selected)) if self.selected else most
 
-    def index_flops(self, seq_len: float) -> float:
+    def index_flops(self, seq_len: float, count: AttentionCount = "causal") -> float:
         """The indexer's scores of all compressed keys, per token."""
-        return 2.0 * self.index_heads * (self.index_dim + 1) * (seq_len / (2.0 * self.ratio) if self.ratio else 0.0)
+        return 2.0 * self.index_heads * (self.index_dim + 1) * self._compressed(seq_len, count)
+
+    def _compressed(self, seq_len: float, count: AttentionCount) -> float:
+        return seq_len / self.ratio / (1.0 if count == "full" else 2.0) if self.ratio else 0.0
 
     def cache_width(self, tp: int = 1) -> float:
         """A part of a compressed key and of the indexer's; every rank keeps them."""
-        key = self.head_dim + (self.index_dim if self.index_heads else 0)
-        return key / self.ratio if self.ratio else 0.0
+        return self.key_width / self.ratio if self.ratio else 0.0
 
     def state_bytes(self) -> float:
-        """The window's keys in 16 bits, which are its values."""
-        return 2.0 * (self.window or 0) * self.head_dim
+        """In 16 bits: the window's keys, which are its values, and what is to be compressed, keys and gates.
+
+        Those are of the tokens since the last compressed key, and where keys overlap of that key's tokens as well.
+        """
+        waiting = (self.ratio - 1) * self.overlap + (self.overlap - 1) * self.ratio
+        return 2.0 * ((self.window or 0) * self.head_dim + 2.0 * self.key_width * max(0, waiting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,19 +226,21 @@ class Recurrent(Extended):
         return 0.0
 
     def state_bytes(self) -> float:
-        """Of one sequence: the state in fp32 and the last inputs of the convolution in 16 bits."""
+        """Of one sequence: the state in fp32 and the last inputs of convolutions in 16 bits."""
         state = 0 if self.form == "conv" else self.heads * self.head_dim * self.value_head_dim
-        return 4.0 * state + 2.0 * self.conv_channels * self.conv_width
+        return 4.0 * state + 2.0 * self.conv_channels * self.conv_width + 2.0 * self.more_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendedBlock(FeedForward):
     """A feed-forward with more in it. `latent`: experts read and write a vector so wide, between two matrices.
 
-    (Nemotron 3; 0: they work on the hidden size.) `more_parameters`: whatever else of the block is learned.
+    (Nemotron 3; 0: they work on the hidden size.) `scored`: what a router scores beside the experts, shared ones or
+    such as compute nothing (LongCat). `more_parameters`: whatever else of the block is learned.
     """
 
     latent: int = 0
+    scored: int = 0
     more_parameters: int = 0
 
     def block_parameters(self, hidden_size: int) -> int:
@@ -231,12 +250,11 @@ class ExtendedBlock(FeedForward):
 
     def router_parameters(self, hidden_size: int) -> int:
         """The router, the ways into the latent and out of it, and the rest."""
-        ways = 2 * hidden_size * self.latent
-        return FeedForward.router_parameters(self, hidden_size) + ways + self.more_parameters
+        more = 2 * hidden_size * self.latent + self.scored * (hidden_size + self.router_bias) + self.more_parameters
+        return FeedForward.router_parameters(self, hidden_size) + more
 
     def matmul_parameters(self, hidden_size: int) -> int:
         """Weights that one token is multiplied with."""
-        if not self.latent:
-            return FeedForward.matmul_parameters(self, hidden_size)
-        experts = self.experts_per_token * self.matrices * self.latent * self.size
-        return experts + self.shared_parameters(hidden_size) + hidden_size * (self.experts + 2 * self.latent)
+        more = hidden_size * (2 * self.latent + self.scored)
+        experts = self.experts_per_token * self.matrices * self.size * ((self.latent or hidden_size) - hidden_size)
+        return FeedForward.matmul_parameters(self, hidden_size) + (experts if self.kind == "moe" else 0) + more

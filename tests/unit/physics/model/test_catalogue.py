@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.physics.model import catalogue_names, load_model
-from windtunnel.physics.model.catalogue import ALIASES, FOLDER, hub_name
+from windtunnel.physics.model.catalogue import FOLDER, aliases, hub_name
 
 # Total of all tensors in the published checkpoint (safetensors metadata on the Hugging Face model page), tied tensors
 # once. GPT-NeoX-20B: arXiv 2204.06745 section 2.1; BLOOM: huggingface.js test of safetensors metadata; Grok-1: elements
@@ -262,8 +262,8 @@ def test_ids_of_the_hub_lead_back_to_their_models() -> None:
 
 def test_aliases_lead_to_shipped_models_and_hide_none() -> None:
     names = set(catalogue_names())
-    assert set(ALIASES.values()) <= names
-    assert not set(ALIASES) & names
+    assert set(aliases().values()) <= names
+    assert not set(aliases()) & names
 
 
 def test_path_folder_and_mapping_give_the_same_model(tmp_path: Path) -> None:

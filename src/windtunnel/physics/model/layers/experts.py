@@ -13,7 +13,7 @@ from windtunnel.physics.model.operations import CAST_BYTES, KEPT_BYTES, Operatio
 def expert_operations(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
     """Router, dispatch, experts, combine; this rank's experts get `load` times the mean number of tokens."""
     hidden, w = model.hidden_size, shard.activation_bytes
-    latent = block.latent if isinstance(block, ExtendedBlock) else 0
+    latent, scored = (block.latent, block.scored) if isinstance(block, ExtendedBlock) else (0, 0)
     h = latent or hidden  # what is sent and what experts read
     local = shard.residual_tokens if shard.sequence_parallel else shard.tokens / shard.tp
     routed = local * block.experts_per_token  # tokens sent by this rank, and received when experts are balanced
@@ -42,10 +42,10 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         # Scores in fp32: read the tokens and the matrix; top-k and the probability map over experts.
         forward_bytes=local * (hidden * (w + 4) + 24.0 * block.experts),
         backward_bytes=local * (hidden * (w + 8) + 24.0 * block.experts),
-        flops=2.0 * local * hidden * block.experts,
+        flops=2.0 * local * hidden * (block.experts + scored),
         saved_bytes=local * block.experts * 8.0,
         kernels=12,
-        weight_elements=hidden * block.experts,
+        weight_elements=hidden * (block.experts + scored),
     )
     # Low-precision grouped GEMMs want each expert's rows padded: one more copy.
     padding = 2 * w * arrived * h if shard.precision in CAST_BYTES else 0.0

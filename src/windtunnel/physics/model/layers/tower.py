@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windtunnel.physics.model.architecture import FeedForward, Layer, Model, Tower
-from windtunnel.physics.model.layers.layer import layer_operations
+from windtunnel.physics.model.architecture import FeedForward, Tower
 from windtunnel.physics.model.layers.parts import activate, linear, norm_layer
 from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
 
@@ -40,11 +39,6 @@ def patch_operations(tower: Tower, shard: Shard) -> tuple[Operation, ...]:
     width = encoder.more_weights / encoder.hidden_size
     product = linear("patches", "tower", shard.tokens, encoder.hidden_size, width, shard, side="none", low=False)
     return (replace(product, begins=True),)
-
-
-def encoder_operations(layer: Layer, encoder: Model, shard: Shard) -> tuple[Operation, ...]:
-    """The ops of one layer of the encoder."""
-    return layer_operations(layer, encoder, shard)
 
 
 def projector_operations(tower: Tower, shard: Shard, images: int, patches: int, begins: bool) -> tuple[Operation, ...]:

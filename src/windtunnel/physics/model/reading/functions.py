@@ -72,6 +72,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "min": min,
     "max": max,
     "len": len,
+    "sum": sum,
     "int": int,
     "bool": bool,
     "of_layer": _of_layer,

@@ -10,6 +10,7 @@
     defaults    what an absent field means: an expression, or null
     aliases     another name of a field; where both are given they must agree
     ignore      fields that change no shape; `only` gives the values of a field that this type can be read with
+    objects     fields that are objects, with `only` and `ignore` of theirs (`attn_config.alibi` asks for one inside)
     must        what has to hold for a field; `words`: lists with one of these words for each layer
     model       entries of `Model`
     mixers      for each kind, entries of `Attention`, or with `form` of `Recurrent`, with `selected` of `Indexed`
@@ -50,11 +51,12 @@ FOLDER = Path(__file__).parents[1] / "types"
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
 MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", "mtp_layers", "learned_positions",
                "expert_groups", "groups_per_token", "latent", "size", "rope_head_dim", "conv_channels", "conv_width",
-               "norms", "ratio", "selected", "out_rank", "index_dim", "streams")  # fmt: skip
+               "norms", "ratio", "selected", "out_rank", "index_dim", "streams", "scored")  # fmt: skip
 MOST = {"heads": HEADS_MAX, "kv_heads": HEADS_MAX, "experts": HEADS_MAX, "max_sequence_length": TOKENS_MAX}
 NUMBER_MOST = 10**15
+MORE = ("more_", "shared")  # entries of a mixer that say nothing where they are 0 or false
 FLAGS = frozenset(
-    field.name for kind in (Attention, FeedForward, Layer, Model) for field in fields_of(kind) if field.type == "bool"
+    field.name for kind in (Extended, FeedForward, Layer, Model) for field in fields_of(kind) if field.type == "bool"
 )
 ACTIVATIONS = (
     "silu",
@@ -251,8 +253,10 @@ def read_type(name: str, fields: Fields) -> Model:
         return _with_tower(_read(fields, name, _type(name), (TOWERS_NOTE,)), fields, outer)
     text = fields.inner(field, required=True)
     fields.ignore(*rules.get("outside", ()), *(key for key in fields.names() if key.startswith(OF_TOWERS)))
+    fields.outside = True
     if "mixers" not in rules:
         own = text.raw("model_type") or rules["text"]
+        own = rules["text"] if own == f"{outer}_text" and own not in type_names() else own
         if own not in type_names():
             raise text.refuse("model_type", showable(own), "the text model is of no type that is read")
         name, rules = own, {**_type(own), "notes": [*_type(own).get("notes", ()), *rules.get("notes", ())]}
@@ -309,6 +313,12 @@ def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ..
     for key, allowed in rules.get("only", {}).items():
         if allowed is not None:
             fields.must_be(key, tuple(allowed), "this type can be read with no other value")
+    for key, own in rules.get("objects", {}).items():
+        inner = fields.inner(key)
+        inner.ignore(*own["ignore"])
+        for field, allowed in own["only"].items():
+            inner.must_be(field, tuple(allowed), "this type can be read with no other value")
+        inner.close()
     for key, condition in rules.get("must", {}).items():
         if not reading.value(condition):
             raise fields.refuse(key, showable(fields.raw(key)), f"it does not go with the other fields: {condition}")
@@ -381,7 +391,7 @@ def _layer(mixer: Attention, block: FeedForward, entries: dict[str, Any]) -> Lay
 
 
 def _mixer(entries: dict[str, Any]) -> Attention:
-    entries = {key: value for key, value in entries.items() if value or not key.startswith("more_")}
+    entries = {key: value for key, value in entries.items() if value or not key.startswith(MORE)}
     kind: type[Attention] = Attention
     if "form" in entries:
         kind, entries = Recurrent, {"kind": "recurrent", "position": "none", **entries}
@@ -389,7 +399,7 @@ def _mixer(entries: dict[str, Any]) -> Attention:
         kind = Compressed
     elif "selected" in entries:
         kind = Indexed
-    elif any(key.startswith("more_") for key in entries):
+    elif any(key.startswith(MORE) for key in entries):
         kind = Extended
     entries.setdefault("value_head_dim", entries["head_dim"])
     entries.setdefault("kv_heads", entries["heads"])
@@ -397,5 +407,5 @@ def _mixer(entries: dict[str, Any]) -> Attention:
 
 
 def _block(entries: dict[str, Any]) -> FeedForward:
-    kind = ExtendedBlock if {"latent", "more_parameters"} & set(entries) else FeedForward
+    kind = ExtendedBlock if {"latent", "scored", "more_parameters"} & set(entries) else FeedForward
     return kind(**{"gated": True, "activation": "silu", **entries})

@@ -1,15 +1,14 @@
 """Reads a Hugging Face `config.json` into a Model, and refuses what it does not understand.
 
-Each `model_type` has one file in `types/` (`grammar.py` reads them), MPT a function of its own (`mpt.py`). The fields
-it asks for decide shapes; any other must be known to change none (`config_fields.py`), or it is an error.
+Each `model_type` has one file in `types/` (`grammar.py` reads them). The fields it asks for decide shapes; any other
+must be known to change none (`config_fields.py`), or it is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
@@ -18,14 +17,6 @@ from windtunnel.physics.model.reading.config_fields import Fields
 from windtunnel.physics.model.reading.config_file import config_of
 from windtunnel.physics.model.reading.derived import ADD_A_MODEL, INSTALL, derivable, derived
 from windtunnel.physics.model.reading.grammar import read_type, type_names
-from windtunnel.physics.model.reading.mpt import mpt
-
-READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType({"mpt": mpt})
-
-
-def readable() -> tuple[str, ...]:
-    """Every model type that is read."""
-    return tuple(sorted({*READERS, *type_names()}))
 
 
 def _name_of(config: Mapping[str, object], path: Path) -> str:
@@ -52,13 +43,13 @@ def read_config(source: str | Path | Mapping[str, object], name: str | None = No
     kind = source.get("model_type", source.get("_class_name"))  # the second is diffusers'
     if not isinstance(kind, str):
         raise SpecError("model_type", showable(kind), f"give the architecture, such as llama: {ADD_A_MODEL}", where)
-    if kind not in readable():
+    if kind not in type_names():
         if derivable():
             return checked(replace(derived(source, where), name=name or kind[:80]), where)
         # No nearest name: a neighbour by spelling (deepseek_v3 for deepseek_v32) is another architecture.
         remedy = f"this architecture cannot be read without transformers: {INSTALL}; or write its file: {ADD_A_MODEL}"
         raise SpecError("model_type", kind[:80], remedy, where)
     fields = Fields(source, where)
-    model = READERS[kind](fields) if kind in READERS else read_type(kind, fields)
+    model = read_type(kind, fields)
     notes = model.notes + fields.close()
     return checked(replace(model, name=name or kind, notes=notes), where)

@@ -125,7 +125,9 @@ def _compressed_cache(model: Model, pp: int) -> Cache | None:
         return None
     counts: dict[int, float] = {}
     for attention, n in kinds:
-        counts[attention.ratio] = counts.get(attention.ratio, 0) + n / pp
+        counts[attention.ratio] = counts.get(attention.ratio, 0) + n / pp * (
+            not attention.shared or not attention.ratio
+        )
     pages = [V4_BLOCK // ratio * V4_KEY for ratio in counts if ratio]
     pages += [
         V4_BLOCK // attention.ratio * V4_INDEX
@@ -133,7 +135,7 @@ def _compressed_cache(model: Model, pp: int) -> Cache | None:
     ][:1]
     tuples = max(n for ratio, n in counts.items() if ratio)
     unit = tuples * sum(math.ceil(page / V4_ALIGNED) * V4_ALIGNED for page in pages)
-    windows = [(math.ceil(sum(counts.values()) / tuples - 1e-9), kinds[0][0].window or 0, 64.0)]
+    windows = [(math.ceil(model.n_layers / pp / tuples - 1e-9), kinds[0][0].window or 0, 64.0)]
     windows += [(1, ratio * (2 if ratio == 4 else 1), 4.0 if ratio == 4 else 8.0) for ratio in counts if ratio]
     return Cache(unit, V4_BLOCK, 1, tuple(windows), 0.0)
 
@@ -149,7 +151,7 @@ def _compressed_pool(model: Model, pp: int) -> float:
         # Entries of a token: key and score, in 4 bytes.
         entries = attention.ratio * attention.overlap / (attention.window or V4_PAGE)
         recent = V4_KEY + entries * 2.0 * attention.overlap * (attention.head_dim + index) * 4.0
-        old = (V4_KEY + (V4_INDEX if index else 0)) / attention.ratio if attention.ratio else 0.0
+        old = (V4_KEY + (V4_INDEX if index else 0)) / attention.ratio if attention.key_width else 0.0
         total += count / pp * (V4_WINDOW_SHARE * recent + old)
     return total
 
