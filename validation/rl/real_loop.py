@@ -4,11 +4,11 @@
 
 In turn and one step ahead, with one generator each: the first three steps predict the next 20, and those with two and
 four generators. A trainer and its generators are processes joined by gloo; the model is a small transformer with a
-cache.
-Each process counts its own CPU seconds, against a fixed piece of work (`Yardstick`) before and after each phase: a core
-that shares its caches with others is slower at both. Messages carry the sender's time, and a receiver waits until then.
-So what is measured is a machine with a core for each process, however busy this one is. Of the first three steps come
-the price of a decode step (a + b x sequences), of a scored and a trained batch, and of a weight update.
+cache. A batch before the first step warms up.
+Each process counts its own CPU seconds, against a fixed piece of work (`Yardstick`) again and again within each phase:
+a core that shares its caches with others is slower at both. Messages carry the sender's time, and a receiver waits
+until then. So what is measured is a machine with a core for each process, however busy this one is. Of the first three
+steps come the price of a decode step (a + b x sequences), of a scored and a trained batch, and of a weight update.
 `studies/rl/clock.py` does the rest.
 """
 
@@ -37,30 +37,30 @@ VOCAB, WIDTH, LAYERS, HEADS, PROMPT = 512, 64, 2, 4, 8
 GROUPS, SAMPLES, CAP = 8, 4, 96
 ANSWERS = answers_of(f"mean=40,cap={CAP},sd=0.7")
 FIRST, NEXT = 3, 20
+PIECES = 4  # of the yardstick before, between and behind the passes of the trainer
 
 
 class Yardstick:
     """How much slower this core is than one that does a fixed piece of work in `SECONDS` of its CPU time."""
 
-    SECONDS = 0.01
+    SECONDS, EVERY = 0.001, 8  # decode steps from one piece to the next
 
     def __init__(self) -> None:
         self._weight = torch.eye(4 * WIDTH)
-        self._before = self._measured()
+        self._pieces: list[float] = []
 
-    def _measured(self) -> float:
-        """CPU seconds of the work: products and softmax of the policy's sizes."""
+    def piece(self) -> None:
+        """Do the work, products and softmax of the policy's sizes, and keep its CPU seconds."""
         x = torch.ones(GROUPS * SAMPLES, 4 * WIDTH)
         begin = time.process_time()
-        for _ in range(100):
+        for _ in range(10):
             x = functional.softmax(x @ self._weight, -1)
-        return time.process_time() - begin
+        self._pieces.append(time.process_time() - begin)
 
-    def __call__(self) -> float:
-        """By how much what was done since the last call is to be multiplied."""
-        now = self._measured()
-        both, self._before = (self._before + now) / 2.0, now
-        return self.SECONDS / both
+    def factor(self) -> float:
+        """By what the times of the pieces since the last call, and of all beside them, are to be multiplied."""
+        mean, self._pieces = statistics.fmean(self._pieces), []
+        return self.SECONDS / mean
 
 
 class Policy(nn.Module):
@@ -93,8 +93,9 @@ class Policy(nn.Module):
         return logits
 
 
-def generate(policy: Policy, lengths: np.ndarray, records: list[tuple[int, float]]) -> torch.Tensor:
-    """Answers of these lengths, padded; a row of `records` for each decode step."""
+def generate(policy: Policy, lengths: np.ndarray, yardstick: Yardstick) -> tuple[torch.Tensor, list[tuple[int, float]]]:
+    """Answers of these lengths, padded; sequences and seconds of each decode step."""
+    records: list[tuple[int, float]] = []
     out = torch.zeros(len(lengths), PROMPT + CAP, dtype=torch.long)
     out[:, :PROMPT] = torch.randint(VOCAB, (len(lengths), PROMPT))
     alive = np.arange(len(lengths))
@@ -102,6 +103,8 @@ def generate(policy: Policy, lengths: np.ndarray, records: list[tuple[int, float
     ids = out[:, :PROMPT]
     with torch.no_grad():
         for place in range(int(lengths.max())):
+            if place % Yardstick.EVERY == 0:
+                yardstick.piece()
             begin = time.process_time()
             drawn = torch.multinomial(functional.softmax(policy(ids, cache)[:, -1], -1), 1)
             out[alive, PROMPT + place] = drawn[:, 0]
@@ -111,7 +114,8 @@ def generate(policy: Policy, lengths: np.ndarray, records: list[tuple[int, float
             ids, count = drawn[stay], len(alive)
             alive = alive[stay]
             records.append((count, time.process_time() - begin))
-    return out
+    factor = yardstick.factor()
+    return out, [(count, factor * seconds) for count, seconds in records]
 
 
 def mine(batch: int, rank: int, generators: int) -> np.ndarray:
@@ -147,14 +151,9 @@ def worker(rank: int, generators: int, ahead: int, steps: int, place: str, resul
         return float(spent)
 
     def rollout(batch: int) -> None:
-        first = len(records)
-        yardstick()
-        begin = time.process_time()
-        answers = generate(policy, mine(batch, rank, generators), records)
-        spent = time.process_time() - begin
-        factor = yardstick()
-        records[first:] = [(count, factor * seconds) for count, seconds in records[first:]]
-        now.add_(factor * spent)
+        answers, steps = generate(policy, mine(batch, rank, generators), yardstick)
+        records.extend(steps)
+        now.add_(sum(seconds for _, seconds in steps))
         dist.send(answers, 0)
         dist.send(now, 0)
 
@@ -169,22 +168,37 @@ def worker(rank: int, generators: int, ahead: int, steps: int, place: str, resul
         return torch.cat(held), float(latest)
 
     def learn(ids: torch.Tensor) -> tuple[float, float]:
-        yardstick()
+        pieces = range(PIECES)
+        for _ in pieces:
+            yardstick.piece()
         begin = time.process_time()
         mask = ids[:, 1:] > 0
         with torch.no_grad():
             old = -functional.cross_entropy(policy(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none")
-        scored = time.process_time()
+        scoring = time.process_time() - begin
+        for _ in pieces:
+            yardstick.piece()
+        begin = time.process_time()
         advantage = torch.randn(len(ids), 1)
         new = -functional.cross_entropy(policy(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none")
         loss = -((new - old).exp() * advantage * mask).sum() / mask.sum()
+        forward = time.process_time() - begin
+        for _ in pieces:
+            yardstick.piece()
+        begin = time.process_time()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        trained = time.process_time()
-        factor = yardstick()
-        return factor * (scored - begin), factor * (trained - scored)
+        backward = time.process_time() - begin
+        for _ in pieces:
+            yardstick.piece()
+        factor = yardstick.factor()
+        return factor * scoring, factor * (forward + backward)
 
+    if rank:
+        generate(policy, mine(0, rank, generators), yardstick)
+    else:
+        learn(torch.ones(GROUPS * SAMPLES, PROMPT + CAP, dtype=torch.long))
     refit = weights()
     if rank and ahead:
         rollout(0)
@@ -286,9 +300,9 @@ def main() -> None:
     for generators, ahead in ((1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (4, 1)):
         rows, records = measure(generators, ahead, FIRST + NEXT)
         rest = rows[FIRST : len(rows) - ahead]  # beside the last step nothing is generated
-        if generators == 1:  # the very first step warms up
-            batches = [int(mine(batch, 1, 1).max()) for batch in range(FIRST + ahead)]
-            anchor = rows[1:FIRST], records[batches[0] : sum(batches)]
+        if generators == 1:
+            seen = sum(int(mine(batch, 1, 1).max()) for batch in range(FIRST + ahead))
+            anchor = rows[:FIRST], records[:seen]
         measured = statistics.fmean(row["step"] for row in rest)
         predicted = predict(*anchor, generators, ahead)
         off = predicted / measured - 1.0

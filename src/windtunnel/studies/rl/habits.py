@@ -42,6 +42,7 @@ class Habits:
     wake_s: float  # engine and trainer change places, beside what PCIe takes
     between_s: float  # data, rewards, advantages
     offload_bytes_per_s: float | None = None  # optimizer states to the host and back; else all of a trainer, over PCIe
+    aligns_nodes: bool = True  # ranks that talk most are in one NVLink domain, where a job has several
     in_flight: Literal["free", "batch", "ahead", "generators"] = "free"  # prompts under way: all that may begin, those
     # of a batch, of `async_steps` batches, or 16 for each generator
     sends_fp8: bool = False  # weights that are generated with in 8 bits are cast before they are sent

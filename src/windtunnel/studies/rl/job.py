@@ -127,7 +127,7 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
     assert question.prompts is not None
     assert question.lengths is not None
     habits = load_habits(question.framework or "verl")
-    machine, model = cluster_of(question.cluster), model_of(question.model)
+    machine, model = laid_over(cluster_of(question.cluster), habits), model_of(question.model)
     answers = answers_of(question.lengths)
     samples = question.samples or 1
     gen_gpus = machine.n_gpus if question.generate is None else question.generate
@@ -181,6 +181,14 @@ def in_flight(draft: Job, replicas: int) -> int | None:
     batches = rules.groups * max(1, int(rules.async_steps))
     limits = {"ahead": batches, "batch": rules.groups, "generators": 16 * replicas}
     return limits.get(draft.habits.in_flight)
+
+
+def laid_over(machine: Cluster, habits: Habits) -> Cluster:
+    """The cluster as ranks find it: in a job over several NVLink domains, nodes of any, where nothing aligns them."""
+    several = machine.n_gpus > machine.scale_up_domain > machine.gpus_per_node
+    if habits.aligns_nodes or not several:
+        return machine
+    return cluster_with(machine, scale_up_domain=machine.gpus_per_node)
 
 
 def sub(machine: Cluster, gpus: int) -> Cluster:

@@ -17,7 +17,7 @@ from windtunnel.questions.asked.rl import Rl, RlPlan
 from windtunnel.questions.reading import read, read_part
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.rl.habits import framework_names, load_habits
-from windtunnel.studies.rl.job import batch_time_s, drafted
+from windtunnel.studies.rl.job import Job, batch_time_s, drafted
 from windtunnel.studies.rl.learner import best_trainer, fitting, layouts, least_s, packed
 from windtunnel.studies.rl.lengths import answers_of
 from windtunnel.studies.rl.plan import search
@@ -293,6 +293,20 @@ def test_generators_with_gpus_of_their_own_take_more_of_the_memory() -> None:
     assert (together.habits.gpu_memory_utilization_apart or 0.0) > together.habits.gpu_memory_utilization
     given = SMALL | {"generate": 4, "train": 4, "rollout": {"gen_tp": 1, "gpu_memory_utilization": 0.3}}
     assert drafted(read_part(Rl, given)).engine.deployment.gpu_memory_utilization == 0.3
+
+
+def test_groups_of_ranks_lie_over_several_racks_where_nothing_aligns_them() -> None:
+    racks = {"model": "qwen3-235b-a22b", "rollout": {"gen_tp": 8}, "learner": {"tp": 2, "pp": 4, "cp": 2, "ep": 16}}
+
+    def found(release: str, gpus: int) -> Job:
+        return drafted(read_part(Rl, SMALL | racks | {"cluster": f"gb200:{gpus}", "framework": f"nemo-rl-{release}"}))
+
+    before, after = found("0.6", 128), found("0.7", 128)
+    for side in (before.engine.cluster, before.trainer.cluster):
+        assert side.gpus_in_domain == side.gpus_per_node == 4
+    assert after.engine.cluster.gpus_in_domain == after.trainer.cluster.gpus_in_domain == 72
+    assert found("0.6", 64).engine.cluster.gpus_in_domain == 64  # in one rack
+    assert batch_time_s(before, before.engine, 16) > batch_time_s(before, after.engine, 16)  # of one release
 
 
 def test_the_commands_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
