@@ -61,12 +61,12 @@ def same_timeline(job: PricedJob, pace: Pace) -> int:
     folded, whole = replay_job(job, pace), replay_job(job, pace, fold=False)
     assert folded.timeline.makespan_ns == whole.timeline.makespan_ns
     for rank in range(job.job.world_size):
-        k = int(folded.made.step.program_of[rank])
-        one = slice(*folded.made.first_op[k : k + 2])
-        own = slice(*whole.made.first_op[rank : rank + 2])
+        k = int(folded.step.step.program_of[rank])
+        one = slice(*folded.step.first_op[k : k + 2])
+        own = slice(*whole.step.first_op[rank : rank + 2])
         np.testing.assert_array_equal(folded.timeline.start_ns[one], whole.timeline.start_ns[own])
         np.testing.assert_array_equal(folded.timeline.end_ns[one], whole.timeline.end_ns[own])
-    return folded.made.step.graph.n_programs
+    return folded.step.step.graph.n_programs
 
 
 @given(data=st.data(), grid=st.sampled_from(GRIDS), node=st.sampled_from([2, 4, 8]))
@@ -94,7 +94,7 @@ def test_a_job_of_representatives_is_the_job_of_all_ranks(data: st.DataObject, g
     pace = data.draw(paces(grid.world))
     few, all_ranks = replay_job(priced(grid, 4, False), pace), replay_job(priced(grid, 4, True), pace)
     assert few.timeline.makespan_ns == all_ranks.timeline.makespan_ns
-    assert few.made.step.graph.n_programs <= all_ranks.made.step.graph.n_programs == grid.world
+    assert few.step.step.graph.n_programs <= all_ranks.step.step.graph.n_programs == grid.world
 
 
 @given(data=st.data(), grid=st.sampled_from(GRIDS))
@@ -104,7 +104,7 @@ def test_a_slower_rank_never_shortens_the_kernels_and_one_mended_never_lengthens
 ) -> None:
     pace = data.draw(paces(grid.world))
     job = priced(grid, 4, False)
-    assert replay_job(job, pace).made.step.duration_ns.sum() >= 0
+    assert replay_job(job, pace).step.step.duration_ns.sum() >= 0
     calm, slow = job.graph(fold=False), job.graph(pace, fold=False)
     assert (slow.step.duration_ns >= calm.step.duration_ns).all()
 
@@ -217,7 +217,7 @@ def test_the_longest_of_uneven_members_sets_a_collectives_end() -> None:
     cluster = cluster_of(2, 2)
     job = priced_job(whole_job([program(0), program(1)]), cluster, op_pricer(cluster))
     now = replay_job(job)
-    ends = now.timeline.end_ns[now.made.step.graph.rendezvous >= 0]
+    ends = now.timeline.end_ns[now.step.step.graph.rendezvous >= 0]
     alone = op_pricer(cluster).communication("all_to_all", 10 << 20, job.places.groups[0][0]).seconds
-    starts = now.timeline.start_ns[now.made.step.graph.rendezvous >= 0]
+    starts = now.timeline.start_ns[now.step.step.graph.rendezvous >= 0]
     assert (ends - starts).tolist() == pytest.approx([alone * 1e9] * 2, abs=1)

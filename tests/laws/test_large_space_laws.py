@@ -42,7 +42,7 @@ def test_families_of_structures_find_what_single_ones_do(case: str, monkeypatch:
     assert (large.gap, large.counts.legal, large.counts.structures) == (0.0, flat.counts.legal, flat.counts.structures)
     assert len(list(structures(space))) == flat.counts.structures
     budget = Budget(10**9, float("inf"))  # enough for all: what other choices cost is the same
-    told = [choices(one, each.found[0], budget) for one, each in ((flat_search, flat), (search, large))]
+    told = [choices(one, each.plans[0], budget) for one, each in ((flat_search, flat), (search, large))]
     assert {(one.field, one.value, round(one.regret, 12)) for one in told[0]} == {
         (one.field, one.value, round(one.regret, 12)) for one in told[1]
     }
@@ -51,16 +51,16 @@ def test_families_of_structures_find_what_single_ones_do(case: str, monkeypatch:
 @pytest.mark.parametrize("ticks", [30, 100, 300, 1000])
 @pytest.mark.parametrize("case", CASES)
 def test_what_time_was_too_short_for_is_in_the_gap(case: str, ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    optimum = searched(space_of(case))[1].found[0].score_ns
+    optimum = searched(space_of(case))[1].plans[0].score_ns
     clock = itertools.count()  # each look at the clock takes a second
     monkeypatch.setattr(searching, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(searching, "FIRST_S", 1000.0)
     search, answer = searched(space_of(case), ticks)
     if answer.counts.structures < len(list(structures(search.space))):
-        assert choices(search, answer.found[0], Budget(10**9, float("inf"))) == ()  # nobody knows what they cost
+        assert choices(search, answer.plans[0], Budget(10**9, float("inf"))) == ()  # nobody knows what they cost
     assert answer.bound_ns <= optimum
-    assert answer.found
-    least = answer.found[0].score_ns
+    assert answer.plans
+    least = answer.plans[0].score_ns
     assert least >= optimum
     assert least * (1.0 - answer.gap) <= optimum * (1.0 + 1e-12)
     assert (answer.gap == 0.0) <= (least == optimum)
@@ -74,7 +74,7 @@ def test_listing_that_stops_again_and_again_leaves_nothing_out(case: str, monkey
     assert (answer.gap, answer.counts.structures, answer.counts.legal) == (
         0.0, whole.counts.structures, whole.counts.legal,
     )  # fmt: skip
-    assert answer.found[0].score_ns == whole.found[0].score_ns
+    assert answer.plans[0].score_ns == whole.plans[0].score_ns
 
 
 UNFIT = {
@@ -91,7 +91,7 @@ def test_where_nothing_fits_each_plan_needs_more_than_there_is(case: str) -> Non
     given = {"global_batch": 8, "seq_len": 2048, **given}
     space = Space(load_model(name).with_changes(layers=layers), parse_cluster(cluster), given)
     search, answer = searched(space)
-    assert not answer.found
+    assert not answer.plans
     assert answer.counts.memory == answer.counts.legal > 0
     assert search.state_alone == (case != "long")
     needed: dict[tuple[int, ...], int] = {}

@@ -40,7 +40,7 @@ def sample_of_plans(space: Space, number: int, seed: int) -> list:
 def fixed(space: Space, layout) -> Space:
     plan = layout.user_plan
     names = ("tp", "pp", "cp", "cp_kind", "ep", "etp", "micro_batch", "virtual_stages", "schedule", "compile")
-    return Space(space.model, space.cluster, {**space.given, **{n: getattr(plan, n) for n in names}})
+    return Space(space.model, space.cluster, {**space.fixed, **{n: getattr(plan, n) for n in names}})
 
 
 @pytest.mark.parametrize(("model", "layers", "cluster", "given", "number"), CASES)
@@ -66,7 +66,7 @@ def test_bounds_never_exceed_what_is_replayed(model, layers, cluster, given, num
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"])
 def test_bounds_hold_for_every_schedule(schedule: str) -> None:
     space = space_of("llama-3-8b", 8, "h100-sxm:8", {"global_batch": 32, "seq_len": 2048, "pp": 4, "tp": 2})
-    space = Space(space.model, space.cluster, {**space.given, "schedule": schedule, "recompute": "none"})
+    space = Space(space.model, space.cluster, {**space.fixed, "schedule": schedule, "recompute": "none"})
     bounds = Bounds(straggling(space.cluster))
     seen = 0
     for layout in structures(space):
@@ -112,9 +112,9 @@ def test_the_search_equals_looking_at_every_plan(model, layers, cluster, given) 
     answer = Search(space, Bounds(straggling(space.cluster))).run(1)
     best = best_of_all(space)
     assert answer.gap == 0.0
-    assert (best is None) == (not answer.found)
+    assert (best is None) == (not answer.plans)
     if best is not None:
-        assert answer.found[0].replay.step_ns == best[1].step_ns
+        assert answer.plans[0].replay.step_ns == best[1].step_ns
         assert answer.counts.replayed + answer.counts.memory <= answer.counts.legal
 
 
@@ -142,13 +142,13 @@ def test_less_is_never_better() -> None:
     """A fixed field or less memory cannot make the best plan faster."""
     free = space_of("llama-3-8b", 4, "h100-sxm:4", {"global_batch": 4, "seq_len": 2048, "cp": 1, "zero_stage": 1})
     bounds = Bounds(straggling(free.cluster))
-    best = Search(free, bounds).run(1).found[0]
+    best = Search(free, bounds).run(1).plans[0]
     for field, value in (("tp", 4), ("pp", 2), ("recompute", "full")):
-        space = Space(free.model, free.cluster, {**free.given, field: value})
-        assert Search(space, bounds).run(1).found[0].score_ns >= best.score_ns
+        space = Space(free.model, free.cluster, {**free.fixed, field: value})
+        assert Search(space, bounds).run(1).plans[0].score_ns >= best.score_ns
     tight = Search(free, bounds, capacity_bytes=int(best.replay.peak_bytes * 0.9)).run(1)
-    assert tight.found[0].score_ns >= best.score_ns
-    assert tight.found[0].replay.peak_bytes <= best.replay.peak_bytes * 0.9
+    assert tight.plans[0].score_ns >= best.score_ns
+    assert tight.plans[0].replay.peak_bytes <= best.replay.peak_bytes * 0.9
     early = Search(free, bounds).run(1, within_s=0.0)
     assert 0.0 <= early.gap < 1.0
-    assert early.found[0].score_ns * (1.0 - early.gap) <= best.score_ns <= early.found[0].score_ns
+    assert early.plans[0].score_ns * (1.0 - early.gap) <= best.score_ns <= early.plans[0].score_ns

@@ -62,7 +62,7 @@ def test_the_search_equals_looking_at_every_plan_of_random_spaces(space: Space, 
     capacity = min(known[0][1].capacity_bytes, random.Random(seed).choice(known)[1].peak_bytes)  # some do not fit
     answer = Search(space, bounds, capacity_bytes=capacity).run(1)
     least = min((one.step_ns for _, one in known if one.peak_bytes <= capacity), default=None)
-    assert (answer.found[0].replay.step_ns if answer.found else None) == least
+    assert (answer.plans[0].replay.step_ns if answer.plans else None) == least
     assert answer.gap == 0.0
     assert answer.counts.legal == len(plans)
 

@@ -44,7 +44,7 @@ def changes_of(base: Layout) -> Iterator[dict[str, Any]]:
 
 def outcome(path: Path, base: Layout, changes: dict[str, Any]) -> str:
     """What came of a change."""
-    asked, n_gpus = base.asked, base.cluster.n_gpus
+    asked, n_gpus = base.user_plan, base.cluster.n_gpus
     free = {"dp": None} if asked.dp is not None else {}
     try:
         changed = asked.with_fields({**free, **changes})

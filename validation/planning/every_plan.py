@@ -16,7 +16,7 @@ def every_plan(space: Space) -> Iterator[Layout]:
             options = switches(space, structure, saving)
             for chosen in product(*options.values()):
                 fields = {**saving, **dict(zip(options, chosen, strict=True))}
-                yield laid_out(space.model, space.cluster, structure.asked.with_fields(fields))
+                yield laid_out(space.model, space.cluster, structure.user_plan.with_fields(fields))
 
 
 def best_of_all(space: Space) -> tuple[Layout, Replayed] | None:

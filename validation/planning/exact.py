@@ -81,9 +81,9 @@ def failures(space: Space, plans: list[Layout], draw: random.Random) -> tuple[li
     for capacity in dict.fromkeys((device, tight)):
         least = min((one.step_ns for _, one in known if one.peak_bytes <= capacity), default=None)
         answer = Search(space, bounds, capacity_bytes=capacity).run(1)
-        found = answer.found[0].replay.step_ns if answer.found else None
+        found = answer.plans[0].replay.step_ns if answer.plans else None
         if found != least or answer.gap != 0.0 or answer.counts.legal != len(plans):
-            said.append(f"{found} found, {least} is least, gap {answer.gap}: {space.model.name} {space.given}")
+            said.append(f"{found} found, {least} is least, gap {answer.gap}: {space.model.name} {space.fixed}")
     return said, sum(peak > tight for peak in peaks)
 
 

@@ -129,13 +129,13 @@ def main() -> None:
         except UserError as error:
             print(f"{told}: {error}", flush=True)
             continue
-        plan, took = plans.found.plans[0].plan, time.process_time() - began
+        plan, took = plans.search.plans[0].plan, time.process_time() - began
         best, words, runs = best_of_others(question, min(plan.gpus, gpus), asked.others)
         worse.append(plan.gpus / best - 1.0)
-        proof = "proved" if plans.found.gap == 0.0 else f"gap {plans.found.gap:.0%}"
+        proof = "proved" if plans.search.gap == 0.0 else f"gap {plans.search.gap:.0%}"
         print(
             f"{told} at {row.text('concurrency')}: published {gpus}, planned {plan.gpus} ({plan.words}; {proof},"
-            f" {plans.found.runs} runs, {took:.0f} s), best of {runs} others {best} {words}: {worse[-1]:+.0%}",
+            f" {plans.search.runs} runs, {took:.0f} s), best of {runs} others {best} {words}: {worse[-1]:+.0%}",
             flush=True,
         )
     many = sum(one > 0.05 for one in worse)

@@ -114,7 +114,7 @@ def test_a_change_of_a_launch_file_is_said_in_its_own_words(tmp_path: Path) -> N
         "bf16: true\nmax_length: 4096\nfsdp: full_shard auto_wrap\ngradient_checkpointing: true\n"
     )
     found = checked("slower=5%", model=str(path), cluster="h100-sxm:8", plan={})
-    assert "without gradient_checkpointing: true:" in found.findings[-1].said
+    assert "without gradient_checkpointing: true:" in found.findings[-1].text
     assert found.change is not None
     assert "-gradient_checkpointing: true" in found.change.diff
     assert checked("oom", model=str(path), cluster="h100-sxm:8", plan={}).change is None

@@ -31,7 +31,7 @@ jobs_strategy = st.lists(
 def log_worth(bids, given_gpus, without=-1):
     """The logarithm of the product of V, up to what does not hang on who gets what."""
     return -sum(
-        math.log(bid.age_s + bid.left / (bid.kept + gpus))
+        math.log(bid.age_s + bid.left / (bid.least + gpus))
         for at, (bid, gpus) in enumerate(zip(bids, given_gpus, strict=True))
         if at != without
     )
@@ -40,7 +40,8 @@ def log_worth(bids, given_gpus, without=-1):
 def best(bids, gpus, without=-1):
     """Every division in which nobody is left with nothing."""
     ranges = [
-        range(1) if at == without else range(int(bid.kept == 0), bid.most - bid.kept + 1) for at, bid in enumerate(bids)
+        range(1) if at == without else range(int(bid.least == 0), bid.most - bid.least + 1)
+        for at, bid in enumerate(bids)
     ]
     return max(log_worth(bids, each, without) for each in itertools.product(*ranges) if sum(each) <= gpus)
 

@@ -141,12 +141,12 @@ def test_plans_with_stages_on_types_are_the_best_of_all_of_them() -> None:
     every = [layout for layout in every_plan(space) if own.memory(layout) <= layout.cluster.gpu.usable_memory_bytes]
     assert len(every) > 8
     assert found.gap == 0.0
-    assert found.found[0].replay.step_ns == min(own.step(layout) for layout in every)
+    assert found.plans[0].replay.step_ns == min(own.step(layout) for layout in every)
     for layout in every:
         assert own.step_ns(layout) <= own.step(layout)
         assert own.memory_bytes(layout) <= own.memory(layout)
     told = plan(model, mixed, choices_within_s=0.0, top=2, **given)
-    assert told[0].step_time_s * 1e9 <= found.found[0].replay.step_ns
+    assert told[0].step_time_s * 1e9 <= found.plans[0].replay.step_ns
     counts = told[0].plan["layers_per_stage"]
     assert counts[0] > counts[1]
     assert predict(model, mixed, told[0].plan).step_time_s == told[0].step_time_s
@@ -234,7 +234,7 @@ def test_a_search_that_finds_nothing_ends_in_time_and_proves_nothing(monkeypatch
     monkeypatch.setattr("windtunnel.studies.planning.search.FIRST_S", 0.0)
     space = Space(load_model("llama-3-70b"), parse_cluster("h100-sxm:8"), {"global_batch": 64, "seq_len": 8192})
     answer = Search(space, Bounds(0.0)).run(1, 0.0)
-    assert not answer.found
+    assert not answer.plans
     assert answer.gap == 1.0
     assert Search(space, Bounds(0.0)).run(1).gap == 0.0  # proven: nothing fits
 

@@ -46,8 +46,8 @@ def times(write: Callable[[Script], object], ranks: int = 2, **more: float) -> d
     pricer = op_pricer(cluster(ranks))
     job = priced_job(whole_job([script.program() for script in scripts]), cluster(ranks), pricer, **more)
     now = replayed(job.graph())
-    graph, found = now.made.step.graph, {}
-    for op in range(int(now.made.first_op[1])):
+    graph, found = now.step.step.graph, {}
+    for op in range(int(now.step.first_op[1])):
         stream = graph.stream_names[int(graph.stream[op])]
         name = f"host {graph.labels[graph.label[op]]}" if stream == "host" else graph.labels[graph.label[op]]
         assert name not in found

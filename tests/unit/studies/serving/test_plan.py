@@ -87,14 +87,14 @@ def test_simulated_plans_are_those_of_brute_force(rate: float) -> None:
     engines = {f"{i}": _engine(asked, one) for i, one in enumerate(deployments_of(asked))}
     able = {name: engine for name, engine in engines.items() if engine is not None}
     shapes = [Shape(name, engine.gpus, 1, 1, 1) for name, engine in able.items()]
-    most = answer.found.plans[0].plan.gpus
+    most = answer.search.plans[0].plan.gpus
     held = [
         plan
         for gpus in range(1, most + 1)
         for plan in plans_of(shapes, gpus, True)
         if (gpus < most or plan.prefill is None) and ran(asked, able, plan).holds
     ]
-    assert answer.found.gap == 0.0
+    assert answer.search.gap == 0.0
     assert {plan.gpus for plan in held} <= {most}
     told = answer.to_dict()["plans"][0]
     assert told["gpus"] == most

@@ -104,6 +104,6 @@ def test_gradients_are_reduced_in_the_plans_buckets_and_experts_of_one_rank_fill
     for bucket in (None, 4_000_000, 1_000_000):
         plan = {"global_batch": 4, "seq_len": 128, "ep": 4, "zero_stage": 0, "bucket_parameters": bucket}
         step = lower_flat(built, machine, read_plan(plan))
-        counts.append(sum(task.role == "reduce" for task in step.one))
-        assert sum(task.bytes_total for task in step.one if task.role == "reduce") < 2 * 11e6
+        counts.append(sum(task.role == "reduce" for task in step.one_batch))
+        assert sum(task.bytes_total for task in step.one_batch if task.role == "reduce") < 2 * 11e6
     assert counts == [1, 3, 9]  # the table of positions comes last, in one of its own

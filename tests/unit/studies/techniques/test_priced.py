@@ -110,9 +110,9 @@ def test_coarse_chunks_break_even_where_the_formula_says() -> None:
     step = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(DENSE))
     ratio = break_even_ratio(step, SparsePlan())
     assert 0.1 < ratio < 1.0
-    whole = sum(task.work_ns for task in step.one if task.role == "reduce")
+    whole = sum(task.work_ns for task in step.one_batch if task.role == "reduce")
     for factor, longer in ((0.9, False), (1.1, True)):
-        made = sparse(step.one, step.pricer, SparsePlan(ratio=ratio * factor))
+        made = sparse(step.one_batch, step.pricer, SparsePlan(ratio=ratio * factor))
         assert (sum(t.work_ns for t in made if t.role in ("reduce", "choose")) > whole) == longer
     single = break_even_ratio(step, SparsePlan(chunk=1))
     assert single < 2.0 / 16  # N ranks: an all-gather of indices and values pays below about 2 / (N (1 + 4 / w))
@@ -125,8 +125,8 @@ def test_of_a_reduction_by_group_chunks_are_chosen_once() -> None:
     from windtunnel.studies.techniques.sparse_gradients.price import sparse
 
     step = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(DENSE))
-    parted = by_group(step.one, step.pricer)
-    reduces = sum(task.role == "reduce" for task in step.one)
+    parted = by_group(step.one_batch, step.pricer)
+    reduces = sum(task.role == "reduce" for task in step.one_batch)
     assert sum(task.role == "reduce" for task in parted) == 3 * reduces
     made = sparse(parted, step.pricer, SparsePlan(ratio=0.05))
     assert sum(task.role == "choose" for task in made) == sum(task.name == "chunk norms" for task in made) == reduces
@@ -345,8 +345,8 @@ def test_the_command_line(capsys) -> None:
 def test_the_update_waits_for_every_reduction() -> None:
     plan = {"tp": 8, "global_batch": 64, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": False}
     step = lower_flat(load_model("llama-3-8b"), parse_cluster("h100-sxm:64"), read_plan(plan))
-    (update,) = (task for task in step.one if task.role == "update")
-    reductions = {number for number, task in enumerate(step.one) if task.role == "reduce"}
+    (update,) = (task for task in step.one_batch if task.role == "update")
+    reductions = {number for number, task in enumerate(step.one_batch) if task.role == "reduce"}
     assert len(reductions) > 1
     assert reductions <= set(update.after)
 
@@ -379,7 +379,7 @@ def test_a_sliding_window_widens_none() -> None:
 def test_replicas_of_shards_are_reduced_after_the_shards_though_nothing_overlaps() -> None:
     """Of a hybrid sharding the all-reduce across replicas takes what the reduce-scatter has made."""
     plan = {"global_batch": 64, "seq_len": 1024, "zero_stage": 1, "shard_group": 8, "overlap_grad_reduce": False}
-    tasks = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(plan)).one
+    tasks = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(plan)).one_batch
     replicas = [task for task in tasks if task.name == "reduce replicas"]
     assert replicas
     for task in replicas:

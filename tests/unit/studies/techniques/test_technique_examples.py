@@ -134,8 +134,8 @@ def test_averaging_moves_all_weights_and_the_steps_reduce_nothing() -> None:
     step = flat()
     count = sum(block.dense_parameters for block in step.blocks)
     assert averaging_s(step) == pytest.approx(step.pricer.transfer(Transfer("all_reduce", "dp", count * 2))[0].seconds)
-    assert any(task.role == "reduce" for task in step.one)
-    assert not any(task.role == "reduce" for task in rewrite(step).one)
+    assert any(task.role == "reduce" for task in step.one_batch)
+    assert not any(task.role == "reduce" for task in rewrite(step).one_batch)
 
 
 # Sparse gradients
@@ -144,8 +144,8 @@ def test_averaging_moves_all_weights_and_the_steps_reduce_nothing() -> None:
 @pytest.mark.parametrize("chunk", [1, 1024])
 def test_a_sparse_reduction_chooses_and_sends_its_share(chunk: int) -> None:
     step, ratio = flat(), 0.1
-    reduces = [task for task in step.one if task.role == "reduce"]
-    made = sparse(step.one, step.pricer, SparsePlan(ratio=ratio, chunk=chunk))
+    reduces = [task for task in step.one_batch if task.role == "reduce"]
+    made = sparse(step.one_batch, step.pricer, SparsePlan(ratio=ratio, chunk=chunk))
     choose = [task for task in made if task.role == "choose"]
     width = step.layout.gradient_bytes
     assert [task.work_ns for task in choose] == [
