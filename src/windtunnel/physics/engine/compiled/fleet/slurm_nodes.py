@@ -193,20 +193,21 @@ def future(
     if nodes < whole + (rest > 0):
         return -1
     free[1] = free[0]
-    window, barrier, at, done, last, begun = batch, 0, 0, 0, 0, False
+    window, barrier, at, done, last, begun, asked = batch, 0, 0, 0, 0, False, False
     while True:
         job, end = -1, NEVER
-        while at < now[RUNNING] and not _on(jobs, held, lists[BY_LIMIT, at], among):
-            at += 1
-        while done < now[COMPLETING] and not _on(jobs, held, lists[ENDING, done], among):
-            done += 1
+        if not batch:
+            while at < now[RUNNING] and not _on(jobs, held, lists[BY_LIMIT, at], among):
+                at += 1
+            while done < now[COMPLETING] and not _on(jobs, held, lists[ENDING, done], among):
+                done += 1
         if at < now[RUNNING]:
             job = lists[BY_LIMIT, at]
             end = jobs[START, job] + jobs[LIMIT, job]
         completes = done < now[COMPLETING] and lists[FREED, done] < end
         if completes:
             job, end = lists[ENDING, done], lists[FREED, done]
-        if job < 0 or (begun and end > barrier + window):
+        if job < 0 or (asked and end > barrier + window):
             if begun and idle >= whole and (rest == 0 or some > whole):
                 return int(max(last, now[NOW] + S_NS))
             if job < 0:
@@ -217,7 +218,16 @@ def future(
                     window *= 2
                 else:
                     barrier = end
-        elif not begun:
+        asked = _on(
+            jobs, held, job, among
+        )  # whether a batch ends is asked after one on these nodes, of the next of all
+        if not asked:
+            if completes:
+                done += 1
+            else:
+                at += 1
+            continue
+        if not begun:
             begun = True
             barrier = end + (window - end % window if window else 0)
         left = jobs[GPUS, job]
