@@ -17,12 +17,14 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 from slurm_workloads import Workload, draw
 
 ROOT = Path("/tmp/slurm_box")
+ACCOUNTS = threading.Lock()  # what one cluster adds another may find there, and not add for itself
 MOST_S = 900
 FIELDS = (
     "JobID,JobIDRaw,User,Account,Partition,QOS,Priority,Submit,Eligible,Start,End,ElapsedRaw,Suspended,Timelimit,State,"
@@ -30,6 +32,10 @@ FIELDS = (
 )
 QOS = (
     "Name,Priority,GraceTime,Preempt,PreemptMode,Flags,GrpTRES,GrpJobs,MaxTRES,MaxTRESPU,MaxJobsPU,MaxTRESPA,MaxJobsPA"
+)
+TOLD = (
+    *("submit_batch_job: JobId", "Running job scheduler", "backfill: beginning", "Allocate JobId"),
+    *("Started JobId", "_job_complete: JobId"),
 )
 ASSOC = "Account,ParentName,User,Share,Priority,QOS,GrpTRES,GrpJobs,MaxTRES,MaxJobs"
 
@@ -48,7 +54,8 @@ def configuration(workload: Workload, folder: Path) -> str:
         *(f"{key}={folder}/{name}" for key, name in (("StateSaveLocation", "state"), ("SlurmdSpoolDir", "spool/%n"))),
         *(f"{key}={folder}/{name}.pid" for key, name in (("SlurmctldPidFile", "ctld"), ("SlurmdPidFile", "%n"))),
         *(f"{key}={folder}/log/{name}.log" for key, name in (("SlurmctldLogFile", "ctld"), ("SlurmdLogFile", "%n"))),
-        "SlurmctldDebug=error",
+        "SlurmctldDebug=debug",  # when its loops ran, to the millisecond
+        "DebugFlags=Backfill",
         "SlurmdDebug=error",
         "ProctrackType=proctrack/pgid",
         "TaskPlugin=task/none",
@@ -95,15 +102,17 @@ def run(seed: int, out: Path, jobs: int) -> str:
             raise RuntimeError(f"{' '.join(words)}: {said}")
         return done.stdout
 
-    slurm("sacctmgr", "-i", "add", "cluster", f"box{seed}")
+    with ACCOUNTS:
+        slurm("sacctmgr", "-i", "add", "cluster", f"box{seed}")
     children = []
     log = (folder / "log" / "out").open("w")
     try:
         children.append(subprocess.Popen(["slurmctld", "-D", "-c"], env=environment, stdout=log, stderr=log))
         time.sleep(4)
         began = time.time()  # of slurmctld, near enough: of its periods
-        for words in workload.accounting:  # afterwards: it is slurmctld that makes gres/gpu known
-            slurm("sacctmgr", "-i", *(word.replace("CLUSTER", f"box{seed}") for word in words))
+        with ACCOUNTS:
+            for words in workload.accounting:  # afterwards: it is slurmctld that makes gres/gpu known
+                slurm("sacctmgr", "-i", *(word.replace("CLUSTER", f"box{seed}") for word in words))
         for node in range(1, 9):
             words = ["slurmd", "-D", "-N", f"n{node}"]
             children.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
@@ -128,6 +137,8 @@ def run(seed: int, out: Path, jobs: int) -> str:
         (target / "qos.txt").write_text(slurm("sacctmgr", "-P", "show", "qos", f"format={QOS}"))
         assoc = slurm("sacctmgr", "-P", "show", "assoc", f"cluster=box{seed}", f"format={ASSOC}")
         (target / "assoc.txt").write_text(assoc)
+        told = (folder / "log" / "ctld.log").read_text(errors="replace").splitlines()
+        (target / "ctld.log").write_text("".join(f"{line}\n" for line in told if any(word in line for word in TOLD)))
         kept = [line for line in conf.read_text().splitlines() if str(ROOT) not in line]
         (target / "slurm.conf").write_text("\n".join(kept) + "\n")
         rows = [{"submit_s": each.submit_s, "lasts_s": each.lasts_s, "words": each.words} for each in workload.jobs]

@@ -6,14 +6,19 @@ The configuration is Slurm's own (slurm.conf, qos.txt, assoc.txt), the jobs are 
 good has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a
 job's wait in seconds and as a share of the mean wait, and jobs within 3 s. `--jitter 5` (with `--tenths`): the same
 of the simulation against itself where what a job's launch takes is drawn, exponential around the mean that is known.
+`--told`: when jobs came and ended and when both loops ran, to the millisecond, as slurmctld wrote it (ctld.log), so
+that what is held against Slurm is the rules alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
+import re
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +27,64 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.own import Own
+from windtunnel.studies.fleet.policies.slurm.policy import POLICY, Slurm
 from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site, parse_site
 
 LAUNCH_S = 0.1  # from Slurm's start of a job to its own, and from its end: mean of 990 jobs
 
 
+@dataclass(frozen=True)
+class Told(Slurm):
+    """Slurm's policy whose loops run when those of a real one did."""
+
+    loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # of the main loop and of backfill, in ns
+
+    def _turns(self, now_ns: int) -> tuple[int, int]:
+        main_ns, backfill_ns = (
+            times[at] if (at := bisect.bisect_left(times, now_ns)) < len(times) else now_ns + -now_ns % NS
+            for times in self.loops
+        )
+        return main_ns, backfill_ns
+
+
+@dataclass
+class Log:
+    """What slurmctld wrote, in seconds from a zero on; by job the last start and the first end after it."""
+
+    submitted: dict[str, float] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+    main: list[float] = field(default_factory=list)
+    backfill: list[float] = field(default_factory=list)
+
+
+def told(folder: Path, zero: float) -> Log:
+    """The log of slurmctld at `debug`, read."""
+    log = Log()
+    for line in (folder / "ctld.log").read_text().splitlines():
+        match = re.match(r"\[(\S+)\] (.*)", line)
+        if match is None:
+            continue
+        at_s, text = datetime.fromisoformat(match[1]).timestamp() - zero, match[2]
+        job = match_job[1] if (match_job := re.search(r"JobId=(\d+)", text)) else ""
+        if "submit_batch_job: JobId" in text:
+            log.submitted[job] = at_s
+        elif "Allocate JobId" in text or "Started JobId" in text:
+            log.started[job] = at_s
+            log.ended.pop(job, None)
+        elif "_job_complete: JobId" in text and job in log.started:
+            log.ended.setdefault(job, at_s)
+        elif "Running job scheduler" in text:
+            log.main.append(at_s)
+        elif "backfill: beginning" in text:
+            log.backfill.append(at_s)
+    return log
+
+
 def judge(
-    folder: Path, policies: list[str], parameters: dict[str, float], tenths: bool, jitter: int = 0
+    folder: Path, policies: list[str], parameters: dict[str, float], tenths: bool, jitter: int = 0, by_log: bool = False
 ) -> list[tuple[str, float, float, float]]:
     """(policy, error of the mean wait, median error over the mean wait, share within 3 s) of a workload."""
     submitted = json.loads((folder / "jobs.json").read_text())
@@ -51,6 +106,12 @@ def judge(
             jobs, duration_s=np.array(known) + LAUNCH_S, submit_s=submit, columns={**shift, "eligible_s": []}
         )
         del jobs.columns["eligible_s"]
+    log = told(folder, zero) if by_log else Log()
+    if by_log:
+        lasted = {name: log.ended[name] - log.started[name] for name in log.ended}
+        lasted |= {name: lasts[name] + LAUNCH_S for name, stop in zip(jobs.name, cut, strict=True) if stop}
+        submit = np.array([log.submitted[name] for name in jobs.name])
+        jobs = replace(jobs, submit_s=submit, duration_s=np.array([lasted[name] for name in jobs.name]))
     with tempfile.TemporaryDirectory() as place:
         site_file = Path(place, "site.yaml")
         names = ", ".join(str(folder.resolve() / name) for name in ("slurm.conf", "qos.txt", "assoc.txt"))
@@ -58,7 +119,13 @@ def judge(
         site = parse_site(str(site_file))
     found = []
     for name in policies:
-        asked = Own("slurm", "slurm", parameters) if name == "slurm" else name
+        asked: Own | str = Own("slurm", "slurm", parameters) if name == "slurm" else name
+        if name == "slurm" and by_log:
+            own = POLICY.make_policy(site, Options())
+            assert isinstance(own, Slurm)
+            loops = tuple(tuple(round(at_s * NS) for at_s in times) for times in (log.main, log.backfill))
+            settings = {each.name: getattr(own, each.name) for each in fields(Slurm)} | parameters
+            asked = Own("slurm", "slurm", decider=Told(**settings, loops=loops))
         outcome = simulate(jobs, site, asked, Options())
         wait = np.floor(outcome.start_s) - np.floor(jobs.submit_s)  # as Slurm's log has it
         error = np.abs(wait - real)
@@ -100,6 +167,7 @@ def main() -> None:
     parser.add_argument("--phases", default="0.75,0.25", help="of the main loop and of backfill, within a second")
     parser.add_argument("--tenths", action="store_true", help="times as submitted, not by the log's whole seconds")
     parser.add_argument("--jitter", type=int, default=0, help="draws of launches, held against each other")
+    parser.add_argument("--told", action="store_true", help="submissions, ends and loops from slurmctld's own log")
     given = parser.parse_args()
     parameters = {"completing_s": given.completing, "stopped_completing_s": given.stopped}
     if given.main:
@@ -108,7 +176,9 @@ def main() -> None:
     rows = []
     for folder in given.folders:
         if (folder / "log.txt").exists():
-            rows += judge(folder, given.policies.split(","), parameters, given.tenths, given.jitter)
+            rows += judge(
+                folder, given.policies.split(","), parameters, given.tenths or given.told, given.jitter, given.told
+            )
     for name in dict.fromkeys(row[0] for row in rows):
         mine = np.array([row[1:] for row in rows if row[0] == name])
         print(

@@ -217,6 +217,21 @@ def test_ends_that_are_close_are_foreseen_together() -> None:
     assert Future(0, free, holders, 0).start(8, 3)[0] == 40 * NS
 
 
+def test_a_job_elsewhere_that_ends_in_the_window_draws_in_the_next_here() -> None:
+    """As Slurm 22.05 planned job 30 of workload 24 (`slurm_2026_11_29`): at 172.96 s, not at 112.96 s."""
+    free = Free([0, 0, 8], 8)
+    holders = [Holder(end * NS, ((node, 8),), 1 << node) for end, node in ((113, 0), (129, 2), (173, 1))]
+    assert Future(75 * NS, free, holders).start(8, 0b011)[0] == 173 * NS
+    assert Future(75 * NS, free, [holders[0], holders[2]]).start(8, 0b011)[0] == 113 * NS
+
+
+def test_nodes_that_come_back_after_the_time_that_was_tried_are_tried_later() -> None:
+    space = Space(0, 0b11)
+    space.reserve(50 * NS, 100 * NS, 0b01)
+    assert space.among(0b11, 0, 60 * NS) == (0b10, 100 * NS)
+    assert space.among(0b11, 0, 40 * NS) == (0b11, None)
+
+
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=6), st.integers(1, 24), st.integers(1, 63))
 def test_a_choice_of_nodes_fits_and_is_found_where_there_is_one(free: list[int], gpus: int, among: int) -> None:
     nodes = Free(free.copy(), 8)

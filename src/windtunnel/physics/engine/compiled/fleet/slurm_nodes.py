@@ -201,20 +201,21 @@ def future(
     if nodes < whole + (rest > 0):
         return -1
     free[1] = free[0]
-    window, barrier, at, done, last, has_barrier = batch, 0, 0, 0, 0, False
+    window, barrier, at, done, last, has_barrier, is_here = batch, 0, 0, 0, 0, False, False
     while True:
         job, end = -1, NEVER
-        while at < now[RUNNING] and not _on(jobs, job_nodes, lists[BY_LIMIT, at], among):
-            at += 1
-        while done < now[COMPLETING] and not _on(jobs, job_nodes, lists[ENDING, done], among):
-            done += 1
+        if not batch:
+            while at < now[RUNNING] and not _on(jobs, job_nodes, lists[BY_LIMIT, at], among):
+                at += 1
+            while done < now[COMPLETING] and not _on(jobs, job_nodes, lists[ENDING, done], among):
+                done += 1
         if at < now[RUNNING]:
             job = lists[BY_LIMIT, at]
             end = jobs[START, job] + jobs[LIMIT, job]
         completes = done < now[COMPLETING] and lists[FREED, done] < end
         if completes:
             job, end = lists[ENDING, done], lists[FREED, done]
-        if job < 0 or (has_barrier and end > barrier + window):
+        if job < 0 or (is_here and end > barrier + window):
             if has_barrier and idle >= whole and (rest == 0 or some > whole):
                 return int(max(last, now[NOW] + S_NS))
             if job < 0:
@@ -225,7 +226,15 @@ def future(
                     window *= 2
                 else:
                     barrier = end
-        elif not has_barrier:
+        # Whether a batch ends is asked behind a job on these nodes, of the next job of all.
+        is_here = _on(jobs, job_nodes, job, among)
+        if not is_here:
+            if completes:
+                done += 1
+            else:
+                at += 1
+            continue
+        if not has_barrier:
             has_barrier = True
             barrier = end + (window - end % window if window else 0)
         left = jobs[GPUS, job]

@@ -46,14 +46,13 @@ def reserve(times: Array, steps: Array, many: int, nodes: Array, begin: int, end
 
 @njit(cache=True)
 def next_change(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int, left: Array) -> int:
-    """When there may be others of these nodes than from `begin` on, -1: never before `end`."""
+    """When there may be others of these nodes than from `begin` to `end`, -1: never."""
     for word in range(len(left)):
         left[word] = nodes[word]
     for at in range(_step_of(times, many, begin), many - 1):
-        if times[at] > end:
-            break
         for word in range(len(left)):
-            left[word] &= steps[at, word]
+            if times[at] <= end:
+                left[word] &= steps[at, word]
             if nodes[word] & steps[at + 1, word] & ~left[word]:
                 return int(times[at + 1])
     return -1

@@ -160,27 +160,35 @@ class Future:
         return None
 
     def _batches(self, among: int) -> Iterator[tuple[int, Free]]:
-        """Ends of those on these nodes, batch by batch."""
+        """Ends of those on these nodes, batch by batch.
+
+        As in Slurm, whether a batch ends is asked of the job that ends next, wherever it runs; those elsewhere are then
+        passed over, and the next on these nodes belongs to the batch whenever it ends.
+        """
         free = self.free.copy()
-        ours = [holder for holder in self.holders if holder.nodes & among]
-        window_ns, at = self.batch_ns, 0
-        if not ours:
-            return
-        first_ns = ours[0].end_ns
-        barrier_ns = first_ns + (window_ns - first_ns % window_ns if window_ns else 0)
-        while at < len(ours):
-            while True:
-                free.add(ours[at].placement)
-                last_ns = ours[at].end_ns
+        window_ns, at, barrier_ns = self.batch_ns, 0, -1
+        ends = self.holders if window_ns else [holder for holder in self.holders if holder.nodes & among]
+        while at < len(ends):
+            last_ns = -1
+            while at < len(ends):
+                holder = ends[at]
                 at += 1
-                if at >= len(ours) or ours[at].end_ns > barrier_ns + window_ns:
+                if not holder.nodes & among:
+                    continue
+                last_ns = holder.end_ns
+                if barrier_ns < 0:
+                    barrier_ns = last_ns + (window_ns - last_ns % window_ns if window_ns else 0)
+                free.add(holder.placement)
+                if at < len(ends) and ends[at].end_ns > barrier_ns + window_ns:
                     break
+            if last_ns < 0:
+                return
             window_ns *= 2
-            while at < len(ours) and ours[at].end_ns > barrier_ns + window_ns:
+            while at < len(ends) and ends[at].end_ns > barrier_ns + window_ns:
                 if window_ns:
                     window_ns *= 2
                 else:
-                    barrier_ns = ours[at].end_ns
+                    barrier_ns = ends[at].end_ns
             yield max(last_ns, self.now_ns + S_NS), free.copy()
 
 
@@ -210,11 +218,12 @@ class Space:
         left, later = nodes, None
         times, steps = self.times, self.nodes
         for at in range(max(bisect_right(times, begin_ns) - 1, 0), len(times)):
-            if times[at] > end_ns:
+            if times[at] <= end_ns:
+                left &= steps[at]
+            elif later is not None:
                 break
-            if later is None and at + 1 < len(times) and nodes & steps[at + 1] & ~(left & steps[at]):
+            if later is None and at + 1 < len(times) and nodes & steps[at + 1] & ~left:
                 later = times[at + 1]
-            left &= steps[at]
         return left, later
 
     def overlaps(self, nodes: int, begin_ns: int, end_ns: int) -> bool:
