@@ -487,7 +487,8 @@ def capture(
     document = json.loads(done.stdout)
     flops = max(one["flops"] for one in document["classes"])
     run = document["verification"]["played"]
-    text = f"{len(document['classes'])} classes of {run} run, {flops:.3g} FLOP"
+    said = [f"{one['kind']} at {one['line']}" for one in document["findings"]]
+    text = "; ".join((f"{len(document['classes'])} classes of {run} run, {flops:.3g} FLOP", *said))
     words = [sys.executable, "-m", "windtunnel", "predict", str(out), "--cluster", f"{GPU}:{size}", "--json"]
     priced = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
     if priced.returncode:

@@ -321,6 +321,7 @@ def _length(answer: Any) -> int:
 
 
 def _is_data(row: Row) -> bool:
-    """Whether an op brings floating-point numbers of this rank: copied from the host, or drawn."""
+    """Whether an op brings floating-point numbers of this rank: copied from the host, or drawn. One is a constant."""
     name, kind, _, outputs = row[: OUTPUTS + 1]
-    return (kind == "copy" or name.split(".")[-1] in _DRAWN) and any("float" in spec.dtype for spec in outputs)
+    floats = any("float" in spec.dtype and math.prod(spec.shape) > 1 for spec in outputs)
+    return floats and (kind == "copy" or name.split(".")[-1] in _DRAWN)
