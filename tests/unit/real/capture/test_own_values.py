@@ -9,12 +9,13 @@ import pytest
 from windtunnel.real.capture.processes.branches import that_decide
 
 HEAD = """
-import random, time
+import datetime, random, time
 import torch, torch.nn as nn, torch.distributed as dist
 dist.init_process_group("gloo")
 m = nn.Linear(16, 24)
 opt = torch.optim.SGD(m.parameters(), lr=0.1)
 begun = last = time.time()
+day = datetime.datetime.now()
 count = [random.randint(1, 1000)]
 dist.broadcast_object_list(count)
 """
@@ -58,6 +59,21 @@ SCRIPTS = {
         "",
         "clock",
     ),
+    "a date of its own": (
+        "    if (datetime.datetime.now() - day).total_seconds() > 10: continue",
+        "",
+        "clock",
+    ),
+    "a clock of a rank in the middle": (
+        "    if dist.get_rank() == 1 and time.time() - last > 10: continue",
+        "",
+        "clock",
+    ),
+    "a loss that the last rank alone has": (
+        "    if dist.get_rank() == dist.get_world_size() - 1 and loss.item() < 1e-6: continue",
+        "",
+        "data",
+    ),
     "a loss of its own, beside one that all agree on": (
         "    if loss.item() < 1e-6: continue" + STOPS.replace("WHEN", "loss.item() > 100"),
         "continue",
@@ -82,7 +98,7 @@ def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(
     if "monotonic" in what:
         source = source.replace("last = time.time()", "time.time(); last = time.monotonic()")
     (tmp_path / "train.py").write_text(source)
-    launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
+    launch = Launch("train.py", (), is_module=False, world_size=4, local_world_size=4)
     try:
         findings = capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"]
     except FindingsError as error:
