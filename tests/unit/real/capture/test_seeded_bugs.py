@@ -105,7 +105,7 @@ for i in range(3):
     done()
 """
     constant = 'norm.masked_fill_(norm.isinf(), torch.tensor(-1.0, device="cuda"))'
-    for line, own in ((constant, []), ('norm += torch.tensor([0.5, 1.0]).cuda().sum()', [f"{path}:24"])):
+    for line, own in ((constant, []), ("norm += torch.tensor([0.5, 1.0]).cuda().sum()", [f"{path}:24"])):
         path.write_text(PRELUDE + loop.format(line))
         assert list(played(path, 0, device="cuda")[0].own_reads) == own
 

@@ -176,6 +176,9 @@ class _Source:
                 if (assigned := node.value) is not None:  # type: ignore[attr-defined]
                     place = self._scopes.place(node)
                     self._steps.append(_Step(name, self._value(assigned), place, place))
+            for name in _filled_by(node):
+                place = self._scopes.place(node)
+                self._steps.append(_Step(name, self._value(node), place, place))  # type: ignore[arg-type]
         for call in calls:
             if _called(call) in parameters:
                 function, names = parameters[_called(call)]
