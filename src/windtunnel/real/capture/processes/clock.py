@@ -7,10 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 FASTER = 10**6
-_UNITS: dict[str, Callable[[float], object]] = {"": float, "_ns": lambda seconds: int(seconds * 1e9)}
+_Time = TypeVar("_Time")
+_LATER: dict[str, Callable[[float, float], float]] = {
+    "": lambda now, seconds: now + seconds,
+    "_ns": lambda now, seconds: now + int(seconds * 1e9),
+}
 
 
 def quicken_clock(places: Sequence[tuple[str, int]]) -> None:
@@ -19,19 +23,23 @@ def quicken_clock(places: Sequence[tuple[str, int]]) -> None:
     paths: dict[str, str] = {}
     passed, begun = time.monotonic, time.monotonic()
 
-    def quickened(clock: Callable[..., Any], unit: Callable[[float], object]) -> Callable[..., object]:
-        def look(*zone: object) -> object:
+    def quickened(clock: Callable[..., _Time], later: Callable[[_Time, float], _Time]) -> Callable[..., _Time]:
+        def look(*zone: object) -> _Time:
             now, frame = clock(*zone), sys._getframe(1)
             name = frame.f_code.co_filename
             path = paths.get(name) or paths.setdefault(name, os.path.abspath(name))
-            return now + unit(FASTER * (passed() - begun)) if (path, frame.f_lineno) in where else now
+            return later(now, FASTER * (passed() - begun)) if (path, frame.f_lineno) in where else now
 
         return look
 
     for name in ("time", "perf_counter", "monotonic"):
-        for ending, unit in _UNITS.items():
-            setattr(time, name + ending, quickened(getattr(time, name + ending), unit))
-    real, dates = datetime.datetime, {"now": datetime.datetime.now, "utcnow": datetime.datetime.utcnow}
-    looks = {name: staticmethod(quickened(of, lambda s: datetime.timedelta(seconds=s))) for name, of in dates.items()}
+        for ending, later in _LATER.items():
+            setattr(time, name + ending, quickened(getattr(time, name + ending), later))
+    real = datetime.datetime
+
+    def later_date(now: datetime.datetime, seconds: float) -> datetime.datetime:
+        return now + datetime.timedelta(seconds=seconds)
+
+    looks = {name: staticmethod(quickened(getattr(real, name), later_date)) for name in ("now", "utcnow")}
     kind = type("Dates", (type,), {"__instancecheck__": lambda _, one: isinstance(one, real)})
     datetime.datetime = kind("datetime", (real,), looks)  # type: ignore[misc]
