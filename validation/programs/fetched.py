@@ -260,7 +260,11 @@ _MEGATRON_FSDP = (
 def _zero(stage: int) -> Fetched:
     line = ("train.py", "--deepspeed_config", f"{{inputs}}/zero{stage}.json", *_SMALL)
     return Fetched(
-        f"DeepSpeed ZeRO-{stage}, its example", *_DEEPSPEED_EXAMPLES, line, inside="training/bf16_master_weight"
+        f"DeepSpeed ZeRO-{stage}, its example",
+        *_DEEPSPEED_EXAMPLES,
+        line,
+        inside="training/bf16_master_weight",
+        ranks=8,  # its GPU is that of the global rank
     )
 
 
