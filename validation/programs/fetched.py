@@ -5,7 +5,7 @@
     python validation/programs/fetched.py FOLDER            # clones into FOLDER, captures at 8 ranks; one line each
     python validation/programs/fetched.py FOLDER --world-size 1024 --only nanoGPT
     python validation/programs/fetched.py FOLDER --clones /somewhere    # repositories that lie there already
-    python validation/programs/fetched.py FOLDER --table docs/support.md        # and write the dated table
+    python validation/programs/fetched.py FOLDER --table docs/support.md        # and write the last answers of each
 
 Inputs are small and made here: a text, a tokenizer and a model of a few layers, pictures. Each is predicted then. Exit
 status 0 where all are, a package that one needs and that is not installed being no excuse.
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -260,7 +260,11 @@ _MEGATRON_FSDP = (
 def _zero(stage: int) -> Fetched:
     line = ("train.py", "--deepspeed_config", f"{{inputs}}/zero{stage}.json", *_SMALL)
     return Fetched(
-        f"DeepSpeed ZeRO-{stage}, its example", *_DEEPSPEED_EXAMPLES, line, inside="training/bf16_master_weight"
+        f"DeepSpeed ZeRO-{stage}, its example",
+        *_DEEPSPEED_EXAMPLES,
+        line,
+        inside="training/bf16_master_weight",
+        ranks=8,  # its GPU is that of the global rank
     )
 
 
@@ -432,6 +436,8 @@ class Answer:
     text: str  # classes and FLOPs, or the last line of what was said
     cpu_s: float  # of the capture
     step_s: float = math.nan  # predicted
+    gib: float = math.nan  # of this machine's memory, the most that a rank took
+    day: str = field(default_factory=lambda: date.today().isoformat())
 
 
 def capture(
@@ -487,12 +493,14 @@ def capture(
     document = json.loads(done.stdout)
     flops = max(one["flops"] for one in document["classes"])
     run = document["verification"]["played"]
-    text = f"{len(document['classes'])} classes of {run} run, {flops:.3g} FLOP"
+    said = [f"{one['kind']} at {one['line']}" for one in document["findings"]]
+    text = "; ".join((f"{len(document['classes'])} classes of {run} run, {flops:.3g} FLOP", *said))
     words = [sys.executable, "-m", "windtunnel", "predict", str(out), "--cluster", f"{GPU}:{size}", "--json"]
     priced = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
     if priced.returncode:
         return Answer(program.name, size, priced.returncode, f"{text}; predict: {_last_line(priced.stderr)}", cpu_s)
-    return Answer(program.name, size, 0, text, cpu_s, float(json.loads(priced.stdout)["step_time_s"]))
+    gib = document["peak_rss_bytes"] / (1 << 30)
+    return Answer(program.name, size, 0, text, cpu_s, float(json.loads(priced.stdout)["step_time_s"]), gib)
 
 
 def _last_line(text: str) -> str:
@@ -503,14 +511,15 @@ def table(answers: Sequence[Answer]) -> str:
     """As it stands in the documentation."""
     import torch
 
-    head = f"{date.today().isoformat()}, torch {torch.__version__}, Python {sys.version.split()[0]}, CPU seconds."
+    head = f"torch {torch.__version__}, Python {sys.version.split()[0]}; CPU s of the capture, GiB of a rank here."
     rows = []
     for one in answers:
-        step = "" if math.isnan(one.step_s) else f"{1e3 * one.step_s:.3g}"
+        numbers = (f"{one.cpu_s:.0f}", f"{one.gib:.2f}", f"{1e3 * one.step_s:.3g}")
+        shown = " | ".join("" if number == "nan" else number for number in numbers)
         text = one.text.replace("|", " ")
-        rows.append(f"| {one.name} | {one.ranks:,} | {one.status} | {one.cpu_s:.0f} | {step} | {text} |")
-    columns = f"| program | ranks | exit status | CPU s | predicted step on {GPU}, ms | what |"
-    return "\n".join((head, "", columns, "|---|---|---|---|---|---|", *rows))
+        rows.append(f"| {one.name} | {one.ranks:,} | {one.day} | {one.status} | {shown} | {text} |")
+    columns = f"| program | ranks | on | exit status | CPU s | GiB | predicted step on {GPU}, ms | what |"
+    return "\n".join((head, "", columns, "|---|---|---|---|---|---|---|---|", *rows))
 
 
 def main() -> int:
@@ -521,7 +530,11 @@ def main() -> int:
     parser.add_argument("--world-size", type=int, default=8)
     parser.add_argument("--verify", type=int, help="ranks that are drawn (4; all of up to 8)")
     parser.add_argument("--only", nargs="*", default=[""], help="whose names begin so")
-    parser.add_argument("--table", type=Path, help="a document whose table between the marks is written anew")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        help="a document whose table is written anew: the last answers in FOLDER",
+    )
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one program, on an idle machine")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
@@ -531,12 +544,17 @@ def main() -> int:
         if program.name.startswith(tuple(given.only)):
             one = capture(program, place, (given.clones or place).resolve(), given.world_size, given.limit, options)
             answers.append(one)
+            with (place / "answers.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(one)) + "\n")
             said = f"status {one.status}, {one.cpu_s:.0f} CPU-s, step {1e3 * one.step_s:.3g} ms, {one.text}"
             print(f"{one.name}, {one.ranks:,} ranks: {said}", flush=True)
     if given.table:
         text = given.table.read_text()
+        every = [Answer(**json.loads(line)) for line in (place / "answers.jsonl").read_text().splitlines()]
+        order = [program.name for program in PROGRAMS]
+        last = sorted({(one.name, one.ranks): one for one in every}.values(), key=lambda one: order.index(one.name))
         head, rest = text.split(BEGIN)
-        given.table.write_text(f"{head}{BEGIN}\n\n{table(answers)}\n\n{END}{rest.split(END)[1]}")
+        given.table.write_text(f"{head}{BEGIN}\n\n{table(last)}\n\n{END}{rest.split(END)[1]}")
     return 0 if all(one.status == 0 for one in answers) else 1
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.branches import clocks_that_decide, that_decide
-from windtunnel.real.capture.processes.conditions import calls_not_reached, is_joined
+from windtunnel.real.capture.processes.conditions import calls_not_reached, is_joined, ranks_named
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
 from windtunnel.real.capture.processes.set_order import numbers_drawn, orders_taken
@@ -162,18 +162,25 @@ class Checks:
     def compare_own_data(self, task: Mapping[str, object]) -> None:
         """Whether what a rank reads of its own data alone, or its clock, decides what it calls: it is run again.
 
-        The first rank that was run, and the last, where its step is another: of a pipeline's, the one with the loss.
+        The first rank that was run; the last, where its step is another: of a pipeline's, the one with the loss; any
+        that reads at other lines; and with clocks, those that the source names.
         """
         outcomes = self._workers.outcomes
         first, last = min(outcomes), max(outcomes)
-        for rank in (first, last) if outcomes[last]["digest"] != outcomes[first]["digest"] else (first,):
-            self._try_other_values(rank, task)
+        files = list(outcomes[first].get("files", {}))
+        clocks = clocks_that_decide(files)
+        named = ranks_named(files, self._launch.world_size) if clocks else ()
+        tried: set[str] = set()
+        for rank in sorted(outcomes):
+            reads = set(outcomes[rank].get("own_reads", ()))
+            is_other = rank == last and outcomes[last]["digest"] != outcomes[first]["digest"]
+            if rank == first or is_other or rank in named or reads - tried:
+                self._try_other_values(rank, clocks, task)
+                tried |= reads
 
-    def _try_other_values(self, rank: int, task: Mapping[str, object]) -> None:
+    def _try_other_values(self, rank: int, clocks: Sequence[tuple[str, int]], task: Mapping[str, object]) -> None:
         outcome, log = self._workers.outcomes[rank], self._log(str(rank))
-        reads = [_split(line) for line in outcome.get("own_reads", ())]
-        files = list(outcome.get("files", {}))
-        deciding, clocks = that_decide(files, reads), clocks_that_decide(files)
+        deciding = that_decide(list(outcome.get("files", {})), [_split(line) for line in outcome.get("own_reads", ())])
         if log is None:
             return
         trials = [(deciding, _own(value, deciding)) for value in (1e-12, math.inf)]

@@ -33,6 +33,15 @@ def test_a_distributed_checkpoint_leaves_its_folder_wherever_it_is_named(
         assert future.done()
 
 
+def test_the_older_names_leave_a_marker_too_and_call_what_all_ranks_call(tmp_path: Path) -> None:
+    state, calls = {"weight": torch.ones(2, device="meta")}, list[tuple[str, object]]()
+    with checkpoints_kept(list[str]().append, together=lambda kind, group: calls.append((kind, group))):
+        dcp.save_state_dict(state, dcp.FileSystemWriter(tmp_path / "saved"), None)
+        dcp.load_state_dict(state_dict=state, storage_reader=dcp.FileSystemReader(tmp_path / "saved"))
+    assert (tmp_path / "saved" / ".metadata").is_file()
+    assert calls == [("checkpoint.save", None), ("checkpoint.load", None)]
+
+
 def test_another_rank_loads_the_shapes_of_what_rank_0_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = {"weight": torch.ones(2, 3, device="meta"), "step": 4, "parts": [torch.arange(5)]}
     notes = list[str]()

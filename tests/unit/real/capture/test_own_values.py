@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from windtunnel.real.capture.processes.branches import that_decide
+from windtunnel.real.capture.processes.conditions import tree_of
 
 HEAD = """
-import random, time
+import datetime, random, time
 import torch, torch.nn as nn, torch.distributed as dist
 dist.init_process_group("gloo")
 m = nn.Linear(16, 24)
 opt = torch.optim.SGD(m.parameters(), lr=0.1)
 begun = last = time.time()
+day = datetime.datetime.now()
 count = [random.randint(1, 1000)]
 dist.broadcast_object_list(count)
 """
@@ -58,6 +60,21 @@ SCRIPTS = {
         "",
         "clock",
     ),
+    "a date of its own": (
+        "    if (datetime.datetime.now() - day).total_seconds() > 10: continue",
+        "",
+        "clock",
+    ),
+    "a clock of a rank in the middle": (
+        "    if dist.get_rank() == 1 and time.time() - last > 10: continue",
+        "",
+        "clock",
+    ),
+    "a loss that the last rank alone has": (
+        "    if dist.get_rank() == dist.get_world_size() - 1 and loss.item() < 1e-6: continue",
+        "",
+        "data",
+    ),
     "a loss of its own, beside one that all agree on": (
         "    if loss.item() < 1e-6: continue" + STOPS.replace("WHEN", "loss.item() > 100"),
         "continue",
@@ -70,25 +87,63 @@ SCRIPTS = {
 def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    what, after, kind = SCRIPTS[name]
+    source = HEAD + LOOP.replace("WHAT", what.replace("MORE", after))
+    if "monotonic" in what:
+        source = source.replace("last = time.time()", "time.time(); last = time.monotonic()")
+    line = source.splitlines().index(what.splitlines()[0]) + 1
+    assert findings(source, tmp_path, monkeypatch) == ([(kind, f"train.py:{line}")] if kind else [])
+
+
+def findings(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Kinds and lines of what a capture says of a script at 4 ranks."""
     pytest.importorskip("torch")
     from windtunnel.real.capture.arguments import Launch
     from windtunnel.real.capture.checks import FindingsError
     from windtunnel.real.capture.launch import Options, capture_job
 
-    monkeypatch.chdir(tmp_path)
+    tree_of.cache_clear()  # another train.py, of another folder
+    monkeypatch.chdir(folder)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    what, after, kind = SCRIPTS[name]
-    source = HEAD + LOOP.replace("WHAT", what.replace("MORE", after))
-    if "monotonic" in what:
-        source = source.replace("last = time.time()", "time.time(); last = time.monotonic()")
-    (tmp_path / "train.py").write_text(source)
-    launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
+    (folder / "train.py").write_text(source)
+    launch = Launch("train.py", (), is_module=False, world_size=4, local_world_size=4)
     try:
-        findings = capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"]
+        found = capture_job(launch, Options(device="cpu"), folder / "out")["findings"]
     except FindingsError as error:
-        findings = error.document["findings"]
-    line = source.splitlines().index(what.splitlines()[0]) + 1
-    assert [(one["kind"], one["line"]) for one in findings] == ([(kind, f"train.py:{line}")] if kind else [])  # type: ignore[attr-defined]
+        found = error.document["findings"]
+    return [(one["kind"], one["line"]) for one in found]  # type: ignore[attr-defined]
+
+
+PIPELINE = """
+import math
+import torch, torch.nn as nn, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+dist.init_process_group("gloo")
+r, w = dist.get_rank(), dist.get_world_size()
+m = nn.Linear(16, 16)
+opt = torch.optim.SGD(m.parameters(), lr=0.1)
+schedule = Schedule1F1B(PipelineStage(m, r, w, torch.device("cpu")), 4, loss_fn=nn.functional.mse_loss)
+for i in range(5):
+    losses, bad = [], torch.zeros(1)
+    if r == 0: schedule.step(torch.randn(8, 16))
+    elif r == w - 1: schedule.step(target=torch.randn(8, 16), losses=losses)
+    else: schedule.step()
+    if r == w - 1:
+        bad.fill_(not math.isfinite(torch.stack(losses).mean().item()))
+    AGREE
+    if not bad.item():
+        norm = sum(p.grad.square().sum() for p in m.parameters())
+        dist.all_reduce(norm)
+        opt.step()
+    opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("agree", "kinds"), [("dist.broadcast(bad, w - 1)", []), ("pass", ["data"])])
+def test_the_last_stage_of_a_pipeline_skips_on_its_loss_alone(
+    agree: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [kind for kind, _ in findings(PIPELINE.replace("AGREE", agree), tmp_path, monkeypatch)] == kinds
 
 
 HELPER = "def agree(late):\n    flag = torch.tensor(late)\n    dist.all_reduce(flag)\n    return flag.item()\n"
@@ -103,6 +158,7 @@ HELPER = "def agree(late):\n    flag = torch.tensor(late)\n    dist.all_reduce(f
         ("x = loss.item()\nfound = [x]\ndist.broadcast_object_list(found)\nx = found[0]\nif x > 1: stop()\n", False),
         ("self.flag.fill_(loss.item() > 1)\ndist.all_reduce(self.flag)\nif self.flag.item(): stop()\n", False),
         ("self.flag = tensor(loss.item())\ndist.all_reduce(self.flag)\nif self.flag.item(): stop()\n", False),
+        ("flag.fill_(loss.item() > 1)\nif flag.item(): stop()\n", True),
         ("self.x = loss.item()\nif self.y: dist.all_reduce(self.z)\n", False),  # another attribute
         ("x = loss.item()\nif x > 1: stop()\nshown = tensor(x)\ndist.all_reduce(shown)\n", True),  # too late
         ("if loss.item() > 1:\n    flag.fill_(1)\ndist.all_reduce(flag)\nif flag: stop()\n", False),

@@ -257,3 +257,10 @@ def test_a_process_that_pretended_ends_cleanly() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+
+
+def test_a_gpu_that_a_node_has_not_is_refused_where_it_is_asked_for() -> None:
+    with fake_tensors("cuda", gpus=8, local_rank=0):
+        torch.cuda.set_device(7)
+        with pytest.raises(RuntimeError, match="invalid device ordinal: cuda:1022 on a node of 8 GPUs"):
+            torch.cuda.set_device(1022)

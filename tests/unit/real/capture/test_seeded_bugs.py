@@ -28,11 +28,13 @@ from every_rank import whole_job
 WORLD = 4
 
 
-def played(path: Path, rank: int, own: float | None = None, own_lines: Sequence[str] = ()) -> tuple[Recorder, bool]:
+def played(
+    path: Path, rank: int, own: float | None = None, own_lines: Sequence[str] = (), device: str = "cpu"
+) -> tuple[Recorder, bool]:
     """One rank of the script; and whether it ended in an ordinary way."""
     recorder: Any = None
     ended = True
-    with rank_of(WORLD, rank, fake="cpu") as world:
+    with rank_of(WORLD, rank, fake=device) as world:
         import torch.distributed as dist
 
         dist.destroy_process_group()
@@ -89,6 +91,23 @@ def test_a_bug_is_told_with_its_line_its_ranks_and_its_group(
 @pytest.mark.parametrize("name", HEALTHY)
 def test_of_a_healthy_script_nothing_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings(HEALTHY[name], tmp_path, monkeypatch) == []
+
+
+def test_a_norm_of_all_with_a_constant_from_the_host_is_no_rank_s_own(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    loop = """
+m.cuda()
+for i in range(3):
+    back(torch.randn(8, 16, device="cuda")); reduce()
+    norm = m.weight.grad.norm(); dist.all_reduce(norm)
+    {}
+    if bool((~torch.isfinite(norm) | (norm < 0)).any()): opt.zero_grad(); continue
+    done()
+"""
+    constant = 'norm.masked_fill_(norm.isinf(), torch.tensor(-1.0, device="cuda"))'
+    for line, own in ((constant, []), ("norm += torch.tensor([0.5, 1.0]).cuda().sum()", [f"{path}:24"])):
+        path.write_text(PRELUDE + loop.format(line))
+        assert list(played(path, 0, device="cuda")[0].own_reads) == own
 
 
 def test_steps_that_a_log_leaves_out_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,16 @@ def checkpoints_kept(
         met("load", more)
         note("checkpoints are not read: the state stays as it was made")
 
+    def save_state(
+        state_dict: object, storage_writer: object, process_group: object = None, *_: object, **more: object
+    ) -> None:
+        save_all(storage_writer=storage_writer, process_group=process_group, **more)
+
+    def load_state(
+        state_dict: object, storage_reader: object, process_group: object = None, *_: object, **more: object
+    ) -> None:
+        load_all(process_group=process_group, **more)
+
     def save_file(tensors: Sequence[torch.Tensor], filename: object, metadata: object = None) -> None:
         save(dict(tensors), filename)
 
@@ -138,8 +148,11 @@ def checkpoints_kept(
         replaced.set(module, "save", save)
         replaced.set(module, "load", loaded)
     for module in (dcp, sys.modules[dcp.save.__module__], sys.modules[dcp.load.__module__]):
-        for name, new in (("save", save_all), ("async_save", save_soon), ("load", load_all)):
+        for name, kept in (
+            *(("save", save_all), ("async_save", save_soon), ("load", load_all)),
+            *(("save_state_dict", save_state), ("load_state_dict", load_state)),
+        ):
             if hasattr(module, name):
-                replaced.set(module, name, new)
+                replaced.set(module, name, kept)
     with replaced:
         yield

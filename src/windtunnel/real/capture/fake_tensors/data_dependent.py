@@ -30,6 +30,7 @@ _TRUE_OF_SOUND = ("all", "mul", "eq", "logical_and", "bitwise_and")  # isfinite 
 _FALSE_OF_SOUND = ("any", "isnan", "isinf", "ne", "logical_or", "bitwise_or")
 _AGREES = ("all_reduce", "broadcast", "reduce_scatter", "all_to_all", "recv")
 _DRAWN = ("rand", "randn", "rand_like", "randn_like", "normal", "normal_", "uniform_", "bernoulli", "bernoulli_")
+_OWN = -1
 _OWN_BACK = 5000  # ops to look back for a communication
 _BACK = 12  # ops to look back for a norm
 
@@ -55,7 +56,7 @@ class Reader:
         self._recorder, self._answers = recorder, answers
         self._fake_class = compat.fake_tensor_class()
         self.fake = False
-        self._own: dict[str, bool] = {}  # line of the script -> whether what it reads is of this rank alone
+        self._own: dict[str, int] = {}  # line of the script -> the step in which it was no rank's own; _OWN: it is
         self.values = KnownValues(recorder.ledger.number, self._constant, compat.outside_modes, answers.integer)
         recorder.ledger.on_gone = self.values.forget
 
@@ -147,9 +148,9 @@ class Reader:
         no exchange: of weights that were gathered and data, as a loss. (Whole numbers, as texts and labels, may be the
         same on ranks that share a layer.)
         """
-        if where in self._own:
-            return self._own[where]
         ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
+        if (found := self._own.get(where)) in (base, _OWN):
+            return found == _OWN
         number = ledger.number_if_known(tensor)
         ahead = [ledger.writer[number]] if number is not None and number in ledger.writer else []
         seen: set[int] = set()
@@ -159,7 +160,7 @@ class Reader:
             if at in seen or at < base:
                 continue
             seen.add(at)
-            self._own[where] = False
+            self._own[where] = base
             if len(seen) > _OWN_BACK:
                 return False
             row = rows[at - base]
@@ -169,7 +170,7 @@ class Reader:
             ahead.extend(row[AFTER])
             loaded = loaded or (base > 0 and not row[AFTER] and _is_data(row))  # before the first step: weights
         if seen and (loaded or not agreed):
-            self._own[where] = True
+            self._own[where] = _OWN
             self._recorder.read_own(where)
         return bool(seen) and (loaded or not agreed)
 
@@ -321,6 +322,7 @@ def _length(answer: Any) -> int:
 
 
 def _is_data(row: Row) -> bool:
-    """Whether an op brings floating-point numbers of this rank: copied from the host, or drawn."""
+    """Whether an op brings floating-point numbers of this rank: copied from the host, or drawn. One is a constant."""
     name, kind, _, outputs = row[: OUTPUTS + 1]
-    return (kind == "copy" or name.split(".")[-1] in _DRAWN) and any("float" in spec.dtype for spec in outputs)
+    floats = any("float" in spec.dtype and math.prod(spec.shape) > 1 for spec in outputs)
+    return floats and (kind == "copy" or name.split(".")[-1] in _DRAWN)

@@ -39,6 +39,8 @@ class PretendedCuda:
 
     def set_device(self, device: int) -> int:
         """Make another device the current one; returns the one before."""
+        if not 0 <= device < self.count:
+            raise RuntimeError(f"CUDA error: invalid device ordinal: cuda:{device} on a node of {self.count} GPUs")
         before, self.device = self.device, device
         if device != before:
             for watcher in self._watchers:

@@ -12,6 +12,7 @@ _EXCHANGES = ("reduce", "gather", "broadcast", "scatter")  # in names of what ex
 _AGREEMENTS = ("broadcast", "object")  # in names of those by which ranks come to hold the same
 _MEETINGS = (*_EXCHANGES, "barrier", "all_to_all", "send", "recv", "backward")  # in names of what ranks wait in
 _CLOCKS = ("time", "perf_counter", "monotonic")
+_DATES = ("datetime.now", "datetime.utcnow")  # with a time zone or without
 _BRANCHES = (ast.If, ast.While, ast.IfExp)
 _LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Raise)
 
@@ -37,7 +38,8 @@ def clocks_that_decide(paths: Sequence[str]) -> list[tuple[str, int]]:
         (path, node.lineno)
         for path in paths
         for node in ast.walk(tree_of(path) or ast.Module([], []))
-        if isinstance(node, ast.Call) and not node.args and ast.unparse(node.func) in names
+        if isinstance(node, ast.Call)
+        and ((not node.args and ast.unparse(node.func) in names) or ast.unparse(node.func).endswith(_DATES))
     ]
     return that_decide(paths, places, (ast.If, ast.While))  # `a if late else b`: a number
 
@@ -174,6 +176,9 @@ class _Source:
                 if (assigned := node.value) is not None:  # type: ignore[attr-defined]
                     place = self._scopes.place(node)
                     self._steps.append(_Step(name, self._value(assigned), place, place))
+            for name in _filled_by(node):
+                place = self._scopes.place(node)
+                self._steps.append(_Step(name, self._value(node), place, place))  # type: ignore[arg-type]
         for call in calls:
             if _called(call) in parameters:
                 function, names = parameters[_called(call)]
