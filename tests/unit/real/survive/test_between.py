@@ -67,7 +67,7 @@ def at_once(*acts: Callable[[], list[object]]) -> list[list[object]]:
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_a_rank_that_dies_between_calls_is_replaced_where_it_was(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has done so many of three communications; others wait in one, or are in their next call."""
-    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "groups", [])
     monkeypatch.setattr(GROUPS, "alone", True)  # a group connects when it is told to
     store = dist.HashStore()
 
@@ -102,7 +102,7 @@ def test_a_rank_that_dies_between_calls_is_replaced_where_it_was(place: int, mon
 
 def test_answers_that_the_predecessor_had_are_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision by the clock, which others have followed already."""
-    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "groups", [])
     monkeypatch.setattr(GROUPS, "alone", True)
     one = Replaceable(dist.HashStore(), 0, 1, timedelta(seconds=5))
     one.inner, one.gloo = one.connected(one.store)
@@ -118,7 +118,7 @@ def test_answers_that_the_predecessor_had_are_kept_to(monkeypatch: pytest.Monkey
 
 
 def test_what_the_tape_does_not_have_begins_the_job_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "groups", [])
     monkeypatch.setattr(GROUPS, "alone", True)
     monkeypatch.setattr(GROUPS, "tape", Tape(dist.HashStore(), "0"))
     given_up: list[bool] = []
@@ -132,7 +132,7 @@ def test_what_the_tape_does_not_have_begins_the_job_anew(monkeypatch: pytest.Mon
 
 
 def test_what_is_too_much_to_give_again_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "groups", [])
     monkeypatch.setattr(GROUPS, "alone", True)
     monkeypatch.setattr("windtunnel.real.survive.loop.between.INPUT_BYTES", 100)
     one = Replaceable(dist.HashStore(), 0, 1, timedelta(seconds=5))
@@ -150,7 +150,7 @@ def test_what_is_too_much_to_give_again_is_not_kept(monkeypatch: pytest.MonkeyPa
 
 def test_within_a_call_a_lost_message_is_an_error_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is done again as a whole; the message was posted before it."""
-    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "groups", [])
     monkeypatch.setattr(GROUPS, "alone", True)
     store = dist.HashStore()
     first, second = at_once(lambda: [Rank(store, 0, "a", 2)], lambda: [Rank(store, 1, "a", 2)])

@@ -274,7 +274,7 @@ def test_a_pipeline_forgets_the_micro_batches_of_a_step_that_failed(monkeypatch:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Replaceable:
     monkeypatch.setattr(GROUPS, "alone", True)
-    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "groups", [])
     monkeypatch.setattr(GROUPS, "tape", None)
     return Replaceable(dist.HashStore(), 1, 3, groups.timedelta(seconds=1))
 
