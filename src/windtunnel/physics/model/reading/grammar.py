@@ -131,7 +131,7 @@ class _Reading:
         self.fields, self.rules = fields, rules
         self.defaults: dict[str, object] = rules.get("defaults", {})
         self.aliases: dict[str, str] = rules.get("aliases", {})
-        self.kept: dict[tuple[str, str], object] = {}
+        self.nouns: dict[tuple[str, str], object] = {}
         self.by_layer: dict[tuple[str, str], bool] = {}  # whether a noun's entries ask for the layer
 
     def value(self, text: object, i: int = -1) -> Any:
@@ -235,9 +235,9 @@ class _Reading:
                 isinstance(v, str) and _parsed(v)[1] for k, v in self.defaults.items() if any(k in t for t in texts)
             )
         key = (part, f"{name}:{i}" if self.by_layer[part, name] else name)
-        if key not in self.kept:
-            self.kept[key] = make(self.entries(part, name, entries, i))
-        return self.kept[key]
+        if key not in self.nouns:
+            self.nouns[key] = make(self.entries(part, name, entries, i))
+        return self.nouns[key]
 
 
 def read_type(name: str, fields: Fields) -> Model:
