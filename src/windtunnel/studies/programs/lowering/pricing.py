@@ -105,17 +105,17 @@ class OpPricer:
     compiled_launch_s: float  # one of a compiled graph
     compiled_call_s: float  # of each graph, beyond that
     collective_launch_s: float
-    _known: dict[object, Priced] = field(default_factory=dict, repr=False)
+    _priced: dict[object, Priced] = field(default_factory=dict, repr=False)
 
     def price(self, op: Op) -> Priced | None:
         """The price of an op of kind compute or copy; None where nothing is launched."""
         key = (op.name, op.kind, op.inputs, op.outputs, op.scalars, op.bytes_read, op.bytes_written, op.phase,
                op.recompute)  # fmt: skip
-        priced = self._known.get(key)
+        priced = self._priced.get(key)
         if priced is None:
             if plain_name(op) in NO_KERNEL:
                 return None
-            priced = self._known[key] = self._price(op)
+            priced = self._priced[key] = self._price(op)
         return priced
 
     def _price(self, op: Op) -> Priced:

@@ -38,29 +38,29 @@ class Search:
 
     def __init__(self, layout: RankAxes, digests: Digests) -> None:
         self.layout, self._digests = layout, digests
-        self._known: dict[Place, dict[Place, str]] = {}
+        self._by_place: dict[Place, dict[Place, str]] = {}
 
     def run(self, points: Iterable[Point]) -> None:
         """Know the programs of these ranks."""
-        fresh = dict.fromkeys(point for point in points if point[1] not in self._known.get(point[0], {}))
+        fresh = dict.fromkeys(point for point in points if point[1] not in self._by_place.get(point[0], {}))
         ranks = {point: self.layout.rank(*point) for point in fresh}
         if not ranks:
             return
         digests = self._digests(list(ranks.values()))
         for (exact, along), rank in ranks.items():
-            self._known.setdefault(exact, {})[along] = digests[rank]
+            self._by_place.setdefault(exact, {})[along] = digests[rank]
 
     def at(self, exact: Place, along: Place) -> str:
         """The program of a rank that was run."""
-        return self._known[exact][along]
+        return self._by_place[exact][along]
 
     def places(self, exact: Place) -> Collection[Place]:
         """Those of a stage that were run."""
-        return self._known[exact].keys()
+        return self._by_place[exact].keys()
 
     def odd_one(self, exact: Place, box: Box) -> Place | None:
         """A place in the box that is known to run another program than its first."""
-        digests = self._known[exact]
+        digests = self._by_place[exact]
         for along, digest in digests.items():
             if digest != digests[box[0]] and is_in(along, box):
                 return along
