@@ -456,7 +456,7 @@ def test_experts_get_an_even_share_of_the_tokens_without_being_told(folder: Path
     done = capture(folder, "--world-size", "8", "--verify", "1", str(EXAMPLES / "train_ep.py"), "--ep", "4")
     assert done.returncode == 0, done.stderr
     found = CapturedFolder(folder / "captured")
-    assert found.kept == (0,)  # which experts a rank holds makes no class
+    assert found.captured == (0,)  # which experts a rank holds makes no class
     program = found.program(0)
     assert {answer.told for answer in program.answers if "train_ep.py" in answer.where} == {"16", "128 entries"}
     moved = [op for op in program.ops if op.communication and op.communication.kind == "all_to_all"]
@@ -477,10 +477,10 @@ def test_representatives_equal_all_ranks_of_every_schedule(schedule: str, stages
         done = capture(tmp_path, *words, *script, timeout=900)
         assert done.returncode == 0, done.stderr
     few, every = CapturedFolder(tmp_path / "few"), CapturedFolder(tmp_path / "all")
-    digests = {path: {rank: digest(path.program(rank)) for rank in path.kept} for path in (few, every)}
+    digests = {path: {rank: digest(path.program(rank)) for rank in path.captured} for path in (few, every)}
     for rank in range(ranks):
         assert digests[few][few.class_of(rank)] == digests[every][every.class_of(rank)]
-    assert len(few.kept) == len(every.kept) == stages
+    assert len(few.captured) == len(every.captured) == stages
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 
 from windtunnel.questions.changing import changed
 from windtunnel.questions.reading import digest, plain, read, read_part, schema
-from windtunnel.questions.registry import QUESTIONS, Question, named, question_class
+from windtunnel.questions.registry import QUESTIONS, Question, object_at, question_class
 
 __all__ = [
     "QUESTIONS",
@@ -34,7 +34,7 @@ __all__ = [
 
 def run(question: Question) -> Any:
     """The study's answer to a question, which is read again first. Raises UserError."""
-    return named(QUESTIONS[question.verb].answer)(read(plain(question)))
+    return object_at(QUESTIONS[question.verb].answer)(read(plain(question)))
 
 
 def ask(question: Mapping[str, object]) -> object:

@@ -317,7 +317,7 @@ QUESTIONS: Mapping[str, Verb] = {
 }
 
 
-def named(reference: str) -> Any:
+def object_at(reference: str) -> Any:
     """What `module:name` names."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
@@ -330,5 +330,5 @@ def question_class(verb: str) -> type[Question]:
         raise SpecError(
             "question", verb or None, remedy if verb else f"say what is asked, as `question: predict`; {remedy}"
         )
-    kind: type[Question] = named(QUESTIONS[verb].question)
+    kind: type[Question] = object_at(QUESTIONS[verb].question)
     return kind

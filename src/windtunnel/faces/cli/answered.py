@@ -14,7 +14,7 @@ from windtunnel.questions.asked.explain import Watch
 from windtunnel.questions.asked.saved import WhatIf
 from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.questions.header import Answer
-from windtunnel.questions.registry import QUESTIONS, Question, named
+from windtunnel.questions.registry import QUESTIONS, Question, object_at
 
 if TYPE_CHECKING:
     from windtunnel.studies.decide import Decision
@@ -38,7 +38,7 @@ def answered(
         from windtunnel.faces.report.documents import document_of
 
         with working(doing):
-            outcome = named(QUESTIONS[verb].answer)(question)
+            outcome = object_at(QUESTIONS[verb].answer)(question)
         for text in notes:
             note(text)
         answer = outcome if isinstance(outcome, Answer) else outcome.to_dict()

@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.flags import GROUPS, spelled
-from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, made, named
+from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, command_of, listed_command
 from windtunnel.faces.cli.version import version_line
 from windtunnel.questions.former import current
 from windtunnel.questions.registry import QUESTIONS, question_class
@@ -48,11 +48,11 @@ def build(family: str = "", *, everything: bool = False) -> App:
         suppress_keyboard_interrupt=False,
     )
     if family in VERBS:
-        app.command(made(family, everything=everything), name=family)
+        app.command(command_of(family, everything=everything), name=family)
         return app
     for verb in VERBS:
         listed = family != COMPLETION and (verb in QUESTIONS or verb in GROUPS)
-        app.command(named(verb) if listed else made(verb), name=verb)
+        app.command(listed_command(verb) if listed else command_of(verb), name=verb)
     app.register_install_completion_command()
     return app
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if family in LAUNCHERS:
             from windtunnel.faces.cli.launch_words import script_apart
 
-            own, launched = script_apart(own, made(family))
+            own, launched = script_apart(own, command_of(family))
         words = spelled(["--help" if word == HELP_ALL else word for word in own])
         app = build(family, everything=HELP_ALL in own)
         status = app([*words, *launched], exit_on_error=False, print_error=False)

@@ -21,7 +21,7 @@ HOME = {"schema": "ask"} | dict.fromkeys(
 )
 
 
-def made(verb: str, *, everything: bool = False) -> App | Callable[..., object]:
+def command_of(verb: str, *, everything: bool = False) -> App | Callable[..., object]:
     """What cyclopts takes for a verb; `everything`: its rare flags are listed."""
     module = import_module(f"windtunnel.faces.cli.{HOME.get(verb, verb)}")
     commands = [row for row in getattr(module, "COMMANDS", ()) if row.verb.split()[0] == verb]
@@ -31,7 +31,7 @@ def made(verb: str, *, everything: bool = False) -> App | Callable[..., object]:
     return app_of(verb, commands, everything=everything)
 
 
-def named(verb: str) -> Callable[..., object]:
+def listed_command(verb: str) -> Callable[..., object]:
     """A verb that asks a question, in the list of all: its line of help alone."""
 
     def unasked() -> None:

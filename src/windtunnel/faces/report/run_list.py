@@ -59,7 +59,7 @@ class RunList:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._known: dict[str, tuple[tuple[int, int], Run]] = {}
+        self._runs_read: dict[str, tuple[tuple[int, int], Run]] = {}
         self._lock = Lock()
 
     def all(self) -> list[Run]:
@@ -76,7 +76,7 @@ class RunList:
                         saved.append((-(folder / RESULT_FILE).stat().st_mtime, folder.name))
             saved.sort()
             names = {name for _, name in saved}
-            self._known = {name: entry for name, entry in self._known.items() if name in names}
+            self._runs_read = {name: entry for name, entry in self._runs_read.items() if name in names}
             runs = []
             for _, name in saved[:most]:
                 with suppress(FileNotFoundError):
@@ -107,10 +107,10 @@ class RunList:
     def _run(self, folder: Path) -> Run:
         status = (folder / RESULT_FILE).stat()
         stamp = (status.st_size, status.st_mtime_ns)
-        entry = self._known.get(folder.name)
+        entry = self._runs_read.get(folder.name)
         if entry is None or entry[0] != stamp:
             entry = (stamp, summary(folder.name, folder, status.st_mtime))
-            self._known[folder.name] = entry
+            self._runs_read[folder.name] = entry
         return entry[1]
 
     def result(self, name: str) -> Result:

@@ -48,13 +48,13 @@ def with_adapters(
     `adapters`: how many learn side by side, each from its share of the rows. `query_share`: of the fused projection's
     output, keys and values have the rest in halves.
     """
-    found: list[Operation] = []
+    learning: list[Operation] = []
     for op in operations:
-        found.append(_frozen(op, shard))
+        learning.append(_frozen(op, shard))
         if op.kind in ("gemm", "grouped_gemm"):
             for name, part in _parts(op, targets, query_share):
-                found += _adapter(op, shard, float(rank), adapters, name, part)
-    return tuple(found)
+                learning += _adapter(op, shard, float(rank), adapters, name, part)
+    return tuple(learning)
 
 
 def frozen_operations(operations: Sequence[Operation], shard: Shard) -> tuple[Operation, ...]:

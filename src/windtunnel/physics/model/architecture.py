@@ -155,10 +155,10 @@ class FeedForward:
 
     def matmul_parameters(self, hidden_size: int) -> int:
         """Weights that one token is multiplied with."""
-        one = self.matrices * hidden_size * self.size
+        per_expert = self.matrices * hidden_size * self.size
         if self.kind == "dense":
-            return one
-        return self.experts_per_token * one + self.shared_parameters(hidden_size) + hidden_size * self.experts
+            return per_expert
+        return self.experts_per_token * per_expert + self.shared_parameters(hidden_size) + hidden_size * self.experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +244,8 @@ class Model:
 
     def __post_init__(self) -> None:
         """Equal layers become one object, which is all that whoever works layer by layer looks at."""
-        known: dict[Layer, Layer] = {}
-        same = tuple(known.setdefault(layer, layer) for layer in self.layers)
+        first_equal: dict[Layer, Layer] = {}
+        same = tuple(first_equal.setdefault(layer, layer) for layer in self.layers)
         if any(layer is not other for layer, other in zip(same, self.layers, strict=True)):
             object.__setattr__(self, "layers", same)
 
@@ -308,10 +308,10 @@ class Model:
     @property
     def ahead(self) -> int:
         """Which layer multi-token prediction has once more: the last that keeps keys (hybrids attend there), whole."""
-        kept = (
+        numbers = (
             i for i, layer in enumerate(self.layers) if layer.attention.kind != "recurrent" and layer.feed_forward.size
         )
-        return max(kept, default=self.n_layers - 1)
+        return max(numbers, default=self.n_layers - 1)
 
     @property
     def mtp_parameters(self) -> int:
@@ -346,13 +346,13 @@ class Model:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
         whole = {name: getattr(self, name) for name in self.__slots__ if name not in LEFT_OUT}
         whole = {name: value for name, value in whole.items() if value or name not in SELDOM}
-        found: list[tuple[int, Layer]] = []
+        repeats: list[tuple[int, Layer]] = []
         for layer in self.layers:
-            if found and (layer is found[-1][1] or layer == found[-1][1]):
-                found[-1] = (found[-1][0] + 1, layer)
+            if repeats and (layer is repeats[-1][1] or layer == repeats[-1][1]):
+                repeats[-1] = (repeats[-1][0] + 1, layer)
             else:
-                found.append((1, layer))
-        runs = [{"repeat": count, **asdict(layer)} for count, layer in found]
+                repeats.append((1, layer))
+        runs = [{"repeat": count, **asdict(layer)} for count, layer in repeats]
         counts = {"parameters": self.parameters, "active_parameters": self.active_parameters}
         return {**whole, "notes": list(self.notes), "layers": runs, **counts}
 
@@ -457,12 +457,12 @@ COUNTED_KEPT = 64
 
 def _counted(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
     """Remembered by the identity of the tuple, which is kept alive: a search asks a hundred thousand times."""
-    found = _COUNTED.get(id(layers))
-    if found is None:
+    counts = _COUNTED.get(id(layers))
+    if counts is None:
         if len(_COUNTED) >= COUNTED_KEPT:
             _COUNTED.clear()
-        found = _COUNTED[id(layers)] = (layers, _count(layers))
-    return found[1]
+        counts = _COUNTED[id(layers)] = (layers, _count(layers))
+    return counts[1]
 
 
 def _count(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:

@@ -107,11 +107,11 @@ def _resolved(spec: str) -> str | None:
     if spec.startswith((".", "/")):
         return None
     name = spec.lower().rpartition("/")[2]
-    for one in (name, TUNED.sub("", name)):
-        if one in catalogue_names():
-            return one
-        if one in aliases():
-            return aliases()[one]
+    for candidate in (name, TUNED.sub("", name)):
+        if candidate in catalogue_names():
+            return candidate
+        if candidate in aliases():
+            return aliases()[candidate]
     return None
 
 

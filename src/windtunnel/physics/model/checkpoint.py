@@ -44,19 +44,19 @@ PLAIN = Stored()
 def stored_formats(config: Mapping[str, object], folder: Path | None = None) -> Stored:
     """Formats by a `config.json` and, where a folder is given, NVIDIA's file beside it. Raises SpecError."""
     fields = {**config, **_mapping(config.get("text_config"))}
-    found = fields.get("quantization_config")
-    if found is None and folder is not None and (folder / NVIDIA_FILE).is_file():
+    quantization = fields.get("quantization_config")
+    if quantization is None and folder is not None and (folder / NVIDIA_FILE).is_file():
         beside = read_json(folder / NVIDIA_FILE, "give NVIDIA's description of a quantised checkpoint", BYTES_MAX)
-        found = {"quant_method": "modelopt", **_mapping(_mapping(beside).get("quantization"))}
-    if found is None:
+        quantization = {"quant_method": "modelopt", **_mapping(_mapping(beside).get("quantization"))}
+    if quantization is None:
         half = str(fields.get("torch_dtype") or fields.get("dtype")) in ("float16", "torch.float16")
         return Stored("fp16" if half else "bf16")
-    told = _mapping(found)
+    scheme = _mapping(quantization)
     mixture = any(fields.get(name) for name in EXPERTS)
-    stored = _by_method(str(told.get("quant_method", "")).lower().replace("_", "-"), told)
+    stored = _by_method(str(scheme.get("quant_method", "")).lower().replace("_", "-"), scheme)
     if fields.get("expert_dtype") == "fp4":  # DeepSeek-V4: 4 bits with a scale of powers of two for each 32
         stored = replace(stored, expert_weights="mxfp4")
-    alone = [str(name) for key in ("ignore", "exclude_modules") for name in told.get(key) or ()]
+    alone = [str(name) for key in ("ignore", "exclude_modules") for name in scheme.get(key) or ()]
     latent = fields.get("kv_lora_rank") is not None and stored.weights == "nvfp4"  # see Deployment.projections
     if mixture and not latent and any("self_attn" in name for name in alone):
         stored = replace(stored, weights="bf16", expert_weights=stored.expert_weights or stored.weights)

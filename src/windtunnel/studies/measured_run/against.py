@@ -34,33 +34,33 @@ class ClassTime:
 
 def predicted_classes(result: Result) -> dict[str, float]:
     """The breakdown of a prediction in the classes of a trace: receiving from a stage before is the pipeline's."""
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for name, ns in result.breakdown_ns.items():
         if name != SLOWED:
             kind = PIPELINE if name == "pipeline bubble" or name.startswith("exposed pp") else name
             if kind.startswith(("exposed ", "waiting ")):
                 kind = COMMUNICATION
-            found[kind] = found.get(kind, 0.0) + ns * 1e-9
-    kernels = [name for name in COMPUTE if found.get(name)] or ["gemm"]
-    whole = sum(found.get(name, 0.0) for name in kernels) or 1.0
+            seconds_of[kind] = seconds_of.get(kind, 0.0) + ns * 1e-9
+    kernels = [name for name in COMPUTE if seconds_of.get(name)] or ["gemm"]
+    whole = sum(seconds_of.get(name, 0.0) for name in kernels) or 1.0
     for name in kernels:  # a kernel beside communication is the same kernel, only longer
-        share = found.get(name, 0.0) / whole if whole else 1.0
-        found[name] = found.get(name, 0.0) + share * result.breakdown_ns.get(SLOWED, 0) * 1e-9
-    return found
+        share = seconds_of.get(name, 0.0) / whole if whole else 1.0
+        seconds_of[name] = seconds_of.get(name, 0.0) + share * result.breakdown_ns.get(SLOWED, 0) * 1e-9
+    return seconds_of
 
 
 def measured_classes(step: StepTime) -> dict[str, float]:
     """A traced step in the same classes."""
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for name, seconds in step.seconds.items():
         kind = name if name in ORDER else PIPELINE if name in SENDS else COMMUNICATION
-        found[kind] = found.get(kind, 0.0) + seconds
-    return found
+        seconds_of[kind] = seconds_of.get(kind, 0.0) + seconds
+    return seconds_of
 
 
 def representative(steps: Sequence[StepTime]) -> StepTime:
     """The step of median length of a rank; the first is left out where there are others, as it warms up."""
-    later = sorted(steps, key=lambda one: one.step)[1:] or list(steps)
+    later = sorted(steps, key=lambda step_time: step_time.step)[1:] or list(steps)
     ordered = sorted(later, key=lambda step_time: (step_time.length_s, step_time.step))
     return ordered[(len(ordered) - 1) // 2]
 
@@ -122,9 +122,9 @@ def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
         own = {rank: own_work_s(step) for rank, step in ranks.items()}
         for rank in own:
             leads[rank].append(own[rank] - median([seconds for number, seconds in own.items() if number != rank]))
-        rank = max(own, key=lambda one: (own[one], -one))
+        rank = max(own, key=lambda candidate: (own[candidate], -candidate))
         last.setdefault(rank, []).append(leads[rank][-1])
-    rank = max(last, key=lambda one: (len(last[one]), sum(last[one])))
+    rank = max(last, key=lambda candidate: (len(last[candidate]), sum(last[candidate])))
     every = [lead for mine in last.values() for lead in mine]
     share = len(last[rank]) / len(every)
     mine = [measured_classes(ranks[rank]) for ranks in by_step.values()]
@@ -149,7 +149,7 @@ def noise(traced: Mapping[int, Sequence[StepTime]], name: str) -> float:
     """By how much a class differs from step to step, in the median over the ranks."""
     each = []
     for steps in traced.values():
-        later = sorted(steps, key=lambda one: one.step)[1:] or list(steps)
+        later = sorted(steps, key=lambda step_time: step_time.step)[1:] or list(steps)
         each.append(spread([measured_classes(step_time).get(name, 0.0) for step_time in later]))
     return median(each)
 

@@ -70,21 +70,21 @@ class Carried:
     half_width: float | None
 
 
-def nearness(anchor: Regime, asked: Regime) -> str:
+def nearness(anchor: Regime, regime: Regime) -> str:
     """SAME, BATCH, LAYOUT or OTHER."""
-    if anchor.job != asked.job:
+    if anchor.job != regime.job:
         return OTHER
-    if anchor.layout != asked.layout:
+    if anchor.layout != regime.layout:
         return LAYOUT
-    return BATCH if anchor.batch != asked.batch else SAME
+    return BATCH if anchor.batch != regime.batch else SAME
 
 
-def carried(log_factor: float, anchor: Regime, asked: Regime) -> Carried:
+def carried(log_factor: float, anchor: Regime, regime: Regime) -> Carried:
     """The factor that one run gives another."""
-    near = nearness(anchor, asked)
-    if anchor == asked:
+    near = nearness(anchor, regime)
+    if anchor == regime:
         return Carried(math.exp(log_factor), HALF_WIDTH)
-    if anchor.n_gpus == 1 and asked.n_gpus > ONE_NODE:
+    if anchor.n_gpus == 1 and regime.n_gpus > ONE_NODE:
         return Carried(1.0, None)
     width = HALF_WIDTH + WIDER * abs(log_factor) if near == SAME else None
     return Carried(math.exp(WEIGHTS[near] * log_factor), width)
@@ -119,8 +119,8 @@ def read_anchor(path: str) -> tuple[float, Predict]:
         raise InputFileError(path, f"rests on {lines} lines of a log", "measure a few steps more behind the warm-up")
     if spread is not None and float(spread) > UNSTEADY:
         raise InputFileError(path, f"its steps spread by {float(spread):.0%}", "an unsteady run says nothing of others")
-    asked = data.pop("question", None)
-    question = read(dict(asked) if isinstance(asked, Mapping) else {"question": "predict", **_plan_read(data, path)})
+    words = data.pop("question", None)
+    question = read(dict(words) if isinstance(words, Mapping) else {"question": "predict", **_plan_read(data, path)})
     if not isinstance(question, Predict):
         raise InputFileError(path, "asks no prediction", REMEDY)
     return step_s, replace(question, anchor=())
@@ -155,36 +155,36 @@ def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
     """The prediction, moved by the nearest of its anchors, or by all that are equally near; a warning says how."""
     regime, notes = regime_of(result), []
     near: dict[str, list[Anchor]] = {}
-    for one in anchors:
-        kind = nearness(regime_of(one.predicted), regime)
-        why = "" if kind == SAME and regime_of(one.predicted) == regime else usable(one)
+    for anchor in anchors:
+        kind = nearness(regime_of(anchor.predicted), regime)
+        why = "" if kind == SAME and regime_of(anchor.predicted) == regime else usable(anchor)
         if kind == OTHER:
             why = "it is of another model, GPU, framework or precision"
-        if not why and one.predicted.n_gpus == 1 and regime.n_gpus > ONE_NODE:
+        if not why and anchor.predicted.n_gpus == 1 and regime.n_gpus > ONE_NODE:
             why = "one GPU says nothing of several nodes"
         if why:
-            notes.append(f"anchor {one.source} is not used: {why}")
+            notes.append(f"anchor {anchor.source} is not used: {why}")
         else:
-            near.setdefault(kind, []).append(one)
+            near.setdefault(kind, []).append(anchor)
     if not near:
         return replace(result, warnings=(*result.warnings, *notes))
     nearest = next(word for word in (SAME, BATCH, LAYOUT) if word in near)
     chosen = near[nearest]
     log_factor = sum(anchor.log_factor for anchor in chosen) / len(chosen)
-    found = carried(log_factor, regime_of(chosen[0].predicted), regime)
+    carry = carried(log_factor, regime_of(chosen[0].predicted), regime)
     low, high = result.step_time_p5_ns / result.step_time_ns, result.step_time_p95_ns / result.step_time_ns
-    if found.half_width is not None:
-        low, high = max(low, math.exp(-found.half_width)), min(high, math.exp(found.half_width))
-    moved = _scaled(result, found.factor, low, high)
+    if carry.half_width is not None:
+        low, high = max(low, math.exp(-carry.half_width)), min(high, math.exp(carry.half_width))
+    moved = _scaled(result, carry.factor, low, high)
     bands = [
-        f"{format_time(one.step_time_p5_ns / 1e9)} to {format_time(one.step_time_p95_ns / 1e9)}"
-        for one in (moved, result)
+        f"{format_time(prediction.step_time_p5_ns / 1e9)} to {format_time(prediction.step_time_p95_ns / 1e9)}"
+        for prediction in (moved, result)
     ]
-    said = (
+    note = (
         f"anchored: {', '.join(anchor.source for anchor in chosen)} took {math.exp(log_factor):.3f} times what is"
-        f" predicted for it; carried over, as {nearest}, as {found.factor:.3f}; band {bands[0]} instead of {bands[1]}"
+        f" predicted for it; carried over, as {nearest}, as {carry.factor:.3f}; band {bands[0]} instead of {bands[1]}"
     )
-    return replace(moved, warnings=(*result.warnings, *notes, said))
+    return replace(moved, warnings=(*result.warnings, *notes, note))
 
 
 def _scaled(result: Result, factor: float, low: float, high: float) -> Result:
@@ -206,7 +206,7 @@ def _scaled(result: Result, factor: float, low: float, high: float) -> Result:
         replace(interval, start_ns=round(interval.start_ns * factor), end_ns=round(interval.end_ns * factor))
         for interval in result.excerpt
     )
-    advice = tuple(replace(one, step_time_ns=round(one.step_time_ns * factor)) for one in result.advice)
+    advice = tuple(replace(advised, step_time_ns=round(advised.step_time_ns * factor)) for advised in result.advice)
     return replace(
         result,
         step_time_ns=step,

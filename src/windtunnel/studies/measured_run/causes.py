@@ -101,7 +101,7 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
         causes += _of_traces(evidence)
     causes += _of_log(evidence)
     worth = [cause for cause in causes if cause.seconds > WORTH * evidence.step_s]
-    return tuple(sorted(worth, key=lambda one: (-one.seconds, one.cause)))
+    return tuple(sorted(worth, key=lambda cause: (-cause.seconds, cause.cause)))
 
 
 # --------------------------------------------------------------------------------------------------------- traces
@@ -117,7 +117,7 @@ def _of_traces(evidence: Evidence) -> list[Cause]:
     typical = mean_classes(traced)
     well = evidence.healthy
     beyond = {name: noise(traced, name) + (noise(well, name) if well else 0.0) for name in ORDER}
-    found = []
+    causes = []
     late, before = lateness(traced), lateness(well) if well else None
     usual_s = before.seconds if before else evidence.expected_wait_s
     wait_s, uneven = 0.0, ""
@@ -126,7 +126,7 @@ def _of_traces(evidence: Evidence) -> list[Cause]:
         # Of healthy ranks one is last too, perhaps always the same: only what is more than that is a cause.
         if late.seconds > usual_s if late.is_constant else wait_s > late.spread_s:
             uneven = "" if late.is_constant else late.kind
-            found.append(_late(late, wait_s, len(traced)))
+            causes.append(_late(late, wait_s, len(traced)))
         else:  # as on healthy machines
             wait_s = 0.0
     for name, cause in (
@@ -145,20 +145,20 @@ def _of_traces(evidence: Evidence) -> list[Cause]:
             excess -= wait_s
         if excess < beyond[name]:
             continue
-        said = f"{name} takes {format_time(level)} a step in the trace, {format_time(expected.get(name, 0.0))} expected"
-        found.append(Cause(cause, excess, said, MENDS[cause]))
-    return found + _kernels(typical, expected, beyond)
+        text = f"{name} takes {format_time(level)} a step in the trace, {format_time(expected.get(name, 0.0))} expected"
+        causes.append(Cause(cause, excess, text, MENDS[cause]))
+    return causes + _kernels(typical, expected, beyond)
 
 
 def _late(late: Lateness, wait_s: float, ranks: int) -> Cause:
     if late.is_constant:
-        said = (
+        text = (
             f"rank {late.rank} is the last in {format_percent(late.share, 0)} of the traced steps, by"
             f" {format_time(late.seconds)}; it has more {late.kind} than the other {ranks - 1}"
         )
-        return Cause(f"{SLOW_RANK} {late.rank}", late.seconds, said, MENDS[SLOW_RANK])
-    said = f"one rank is behind by {format_time(late.seconds)} in each step, and not always the same one"
-    return Cause(IMBALANCE, wait_s, said, MENDS[IMBALANCE])
+        return Cause(f"{SLOW_RANK} {late.rank}", late.seconds, text, MENDS[SLOW_RANK])
+    text = f"one rank is behind by {format_time(late.seconds)} in each step, and not always the same one"
+    return Cause(IMBALANCE, wait_s, text, MENDS[IMBALANCE])
 
 
 def _level(traced: Mapping[int, Sequence[StepTime]], name: str, *, mean: bool) -> float:
@@ -178,10 +178,10 @@ def _kernels(measured: Mapping[str, float], expected: Mapping[str, float], noise
         seconds = sum(excess[name] for name in heavy)
         unsure = max(noise_s[name] / expected[name] for name in heavy)  # of a ratio, by what steps differ
         if low > 1.0 + WORTH and high - low < ALIKE * low + unsure and seconds > sum(noise_s[name] for name in heavy):
-            said = (
+            text = (
                 f"{', '.join(heavy)} are all {format_percent(low - 1.0, 0)} to {format_percent(high - 1.0, 0)} slower"
             )
-            return [Cause(CLOCKS, seconds, said, MENDS[CLOCKS])]
+            return [Cause(CLOCKS, seconds, text, MENDS[CLOCKS])]
     return [
         Cause(
             f"slow {name}" if expected.get(name) else name,
@@ -203,54 +203,55 @@ def _of_parts(evidence: Evidence) -> list[Cause]:
     if run is None:
         return []
     parts = phases_of(run)
-    found = []
+    causes = []
     loader = max((parts[name] for name in LOADER_PARTS if name in parts), default=0.0)
     if loader:
-        said = f"the log times the loader at {format_time(loader)} a step"
-        found.append(Cause(DATA_LOADER, loader - evidence.expected.get("data loader", 0.0), said, MENDS[DATA_LOADER]))
+        text = f"the log times the loader at {format_time(loader)} a step"
+        causes.append(Cause(DATA_LOADER, loader - evidence.expected.get("data loader", 0.0), text, MENDS[DATA_LOADER]))
     spread = {name: high for name, (_, high) in run.ranks_spread.items()}
-    named = {name: {**spread, **parts}[name] for name in COMMUNICATION_PARTS if name in {**spread, **parts}}
-    if named:
+    exposed = {name: {**spread, **parts}[name] for name in COMMUNICATION_PARTS if name in {**spread, **parts}}
+    if exposed:
         expected = evidence.expected.get(COMMUNICATION, 0.0)
-        said = (
-            f"the log times {', '.join(named)} at {format_time(sum(named.values()))}, {format_time(expected)} expected"
+        text = (
+            f"the log times {', '.join(exposed)} at {format_time(sum(exposed.values()))},"
+            f" {format_time(expected)} expected"
         )
-        found.append(Cause(EXPOSED, sum(named.values()) - expected, said, MENDS[EXPOSED]))
+        causes.append(Cause(EXPOSED, sum(exposed.values()) - expected, text, MENDS[EXPOSED]))
     for name, (low, high) in run.ranks_spread.items():
         if name in ("forward-backward", "forward-compute", "backward-compute"):
-            said = f"{name} takes {format_time(low)} on the quickest rank and {format_time(high)} on the slowest"
-            found.append(Cause(IMBALANCE, high - low, said, MENDS[IMBALANCE]))
-    return found
+            text = f"{name} takes {format_time(low)} on the quickest rank and {format_time(high)} on the slowest"
+            causes.append(Cause(IMBALANCE, high - low, text, MENDS[IMBALANCE]))
+    return causes
 
 
 def _of_log(evidence: Evidence) -> list[Cause]:
     run, steady = evidence.run, evidence.steady
-    found = []
+    causes = []
     if steady is not None and steady.set_aside:
         every = f", each {steady.every:,} steps" if steady.every else ""
-        said = (
+        text = (
             f"{steady.set_aside} of {steady.lines + steady.set_aside} lines are more than 1.5 times the median{every}"
         )
-        found.append(Cause(PAUSES, steady.lost_s, f"{said}; on top of the steady step", MENDS[PAUSES]))
+        causes.append(Cause(PAUSES, steady.lost_s, f"{text}; on top of the steady step", MENDS[PAUSES]))
     if steady is not None and steady.drift > WORTH:
-        said = f"the last third of the lines is {format_percent(steady.drift)} slower than the first"
-        found.append(Cause(DRIFT, steady.drift * steady.seconds, said, MENDS[DRIFT]))
+        text = f"the last third of the lines is {format_percent(steady.drift)} slower than the first"
+        causes.append(Cause(DRIFT, steady.drift * steady.seconds, text, MENDS[DRIFT]))
     if run is None:
-        return found
+        return causes
     gap = max(0.0, evidence.step_s - sum(evidence.expected.values()))
     fullest = max(run.reserved_bytes.values(), default=0)
     if (evidence.capacity_bytes and fullest > FULL * evidence.capacity_bytes) or "memory is full" in " ".join(
         run.notes
     ):
         share = fullest / evidence.capacity_bytes if evidence.capacity_bytes else 1.0
-        said = (
+        text = (
             f"the allocator holds {format_percent(share, 0)} of what the device has: it frees and asks again, which may"
             " be up to all of the gap"
         )
-        found.append(Cause(MEMORY_FULL, gap, said, MENDS[MEMORY_FULL]))
+        causes.append(Cause(MEMORY_FULL, gap, text, MENDS[MEMORY_FULL]))
     last = waits_for(run.collectives)
     if last is not None and not evidence.traced:
         rank, wait_s, times = last
-        said = f"in {times} collectives all wait for rank {rank}, {format_time(wait_s)} on average"
-        found.append(Cause(f"{SLOW_RANK} {rank}", min(gap, wait_s * times), said, MENDS[SLOW_RANK]))
-    return found
+        text = f"in {times} collectives all wait for rank {rank}, {format_time(wait_s)} on average"
+        causes.append(Cause(f"{SLOW_RANK} {rank}", min(gap, wait_s * times), text, MENDS[SLOW_RANK]))
+    return causes

@@ -34,7 +34,7 @@ def is_inspector(text: str) -> bool:
 
 def run_of_inspector(text: str, source: str) -> MeasuredRun:
     """What NCCL Inspector wrote of one rank or of several. Raises InputFileError."""
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     odd: list[str] = []
     head: dict[str, object] = {}
     ranks = 0
@@ -61,11 +61,13 @@ def run_of_inspector(text: str, source: str) -> MeasuredRun:
         bus = perf.get("coll_busbw_gbs")
         bandwidth = float(bus) * 1e9 if isinstance(bus, int | float) else None
         rank, number = _whole(head.get("rank")), _whole(perf.get("coll_sn"))
-        found.append(Collective(name, int(size), rank, time * 1e-6, number, bandwidth))
-    if not found:
+        collectives.append(Collective(name, int(size), rank, time * 1e-6, number, bandwidth))
+    if not collectives:
         raise InputFileError(source, "holds no collective that ended", GIVE_DUMP)
-    note = f"{len(found):,} collectives of {ranks} ranks; the least over the ranks is what the network takes"
-    return MeasuredRun(source, "NCCL Inspector", collectives=tuple(found), notes=(note,), not_understood=tuple(odd))
+    note = f"{len(collectives):,} collectives of {ranks} ranks; the least over the ranks is what the network takes"
+    return MeasuredRun(
+        source, "NCCL Inspector", collectives=tuple(collectives), notes=(note,), not_understood=tuple(odd)
+    )
 
 
 class _Plain(pickle.Unpickler):
@@ -80,7 +82,7 @@ def is_pickle(content: bytes) -> bool:
 
 def run_of_flight_recorder(paths: Sequence[Path]) -> MeasuredRun:
     """Dumps of one rank or of several, as pickles or JSON. Raises InputFileError."""
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     open_ones: list[str] = []
     for number, path in enumerate(paths):
         content = read_bytes(path, GIVE_DUMP, DUMP_BYTES_MOST)
@@ -104,29 +106,31 @@ def run_of_flight_recorder(paths: Sequence[Path]) -> MeasuredRun:
                 open_ones.append(f"rank {rank}: {name} {entry.get('collective_seq_id')} is {entry.get('state')}")
             seconds = _duration(entry)
             if seconds is not None:
-                found.append(Collective(name, _size(entry), rank, seconds, _whole(entry.get("collective_seq_id"))))
-    if not found and not open_ones:
+                collectives.append(
+                    Collective(name, _size(entry), rank, seconds, _whole(entry.get("collective_seq_id")))
+                )
+    if not collectives and not open_ones:
         raise InputFileError(paths[0], "times no collective: set TORCH_NCCL_ENABLE_TIMING=1", GIVE_DUMP)
-    notes = (f"{len(found):,} collectives of {len(paths)} ranks", *open_ones[:3])
-    return MeasuredRun(str(paths[0]), "flight recorder", collectives=tuple(found), notes=notes)
+    notes = (f"{len(collectives):,} collectives of {len(paths)} ranks", *open_ones[:3])
+    return MeasuredRun(str(paths[0]), "flight recorder", collectives=tuple(collectives), notes=notes)
 
 
 def _duration(entry: Mapping[str, object]) -> float | None:
-    taken = entry.get("duration_ms")
-    if _is_number(taken):
-        return float(taken) * 1e-3
+    duration_ms = entry.get("duration_ms")
+    if _is_number(duration_ms):
+        return float(duration_ms) * 1e-3
     begin, end = entry.get("time_discovered_started_ns"), entry.get("time_discovered_completed_ns")
     return (end - begin) * 1e-9 if _is_number(begin) and _is_number(end) and end > begin else None
 
 
 def _size(entry: Mapping[str, object]) -> int:
     lists = (entry.get(name) for name in ("input_dtypes", "input_sizes"))
-    kinds, shapes = (one if isinstance(one, list | tuple) else [] for one in lists)
+    kinds, shapes = (entries if isinstance(entries, list | tuple) else [] for entries in lists)
     total = 0
     for at, shape in enumerate(shapes):
         count = 1
-        for one in shape if isinstance(shape, list | tuple) else [0]:
-            count *= _whole(one)
+        for length in shape if isinstance(shape, list | tuple) else [0]:
+            count *= _whole(length)
         total += count * ELEMENT_BYTES.get(str(kinds[at]) if at < len(kinds) else "", ELEMENT_BYTES_ELSE)
     return max(0, total)
 
@@ -145,7 +149,7 @@ def waits_for(collectives: Iterable[Collective]) -> tuple[int, float, int] | Non
     last: dict[int, list[float]] = {}
     for times in by_number.values():
         if len(times) > 1:
-            rank = min(times, key=lambda one: (times[one], one))
+            rank = min(times, key=lambda candidate: (times[candidate], candidate))
             last.setdefault(rank, []).append(max(times.values()) - times[rank])
     total = sum(map(len, last.values()))
     if not total:

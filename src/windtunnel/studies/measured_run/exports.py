@@ -41,8 +41,8 @@ def run_of_table(path: Path) -> MeasuredRun:
 
 
 def _run(rows: Sequence[Mapping[str, float]], names: Sequence[str], source: str, form: str) -> MeasuredRun:
-    def column(known: Sequence[str]) -> str | None:
-        for end in known:  # W&B puts the run's name before a metric's
+    def column(ends: Sequence[str]) -> str | None:
+        for end in ends:  # W&B puts the run's name before a metric's
             for name in names:
                 if name == end or name.endswith((f" {end}", f"/{end}")):
                     return name
@@ -56,10 +56,10 @@ def _run(rows: Sequence[Mapping[str, float]], names: Sequence[str], source: str,
         time = _value(row, seconds) * unit if seconds else math.nan
         step = Step(
             _whole(_value(row, number)),
-            _known(time),
-            _known(_value(row, rate)),
-            clock_s=_known(_value(row, clock)),
-            phases={"data loader": row[loader]} if loader and _known(_value(row, loader)) else {},
+            _positive(time),
+            _positive(_value(row, rate)),
+            clock_s=_positive(_value(row, clock)),
+            phases={"data loader": row[loader]} if loader and _positive(_value(row, loader)) else {},
         )
         if step.seconds or (seconds is None and (step.tokens_per_s_per_gpu or step.clock_s is not None)):
             steps.append(step)
@@ -72,7 +72,7 @@ def _value(row: Mapping[str, float], name: str | None) -> float:
     return row.get(name, math.nan) if name else math.nan
 
 
-def _known(value: float) -> float | None:
+def _positive(value: float) -> float | None:
     return value if math.isfinite(value) and value > 0.0 else None
 
 
@@ -83,7 +83,7 @@ def _whole(value: float) -> int | None:
 def run_of_trainer_state(document: Mapping[str, object], source: str) -> MeasuredRun:
     """`trainer_state.json` of the Hugging Face Trainer: its last entry has the mean of the whole run."""
     history, count = document["log_history"], document.get("global_step")
-    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    entries = [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
     last: dict[str, object] = next((entry for entry in reversed(entries) if _finite(entry.get("train_runtime"))), {})
     rate, runtime = last.get("train_steps_per_second"), last.get("train_runtime")
     if not _finite(rate) and _finite(runtime) and _finite(count):

@@ -64,7 +64,10 @@ FORMATS = (
         "nanotron",
         r"elapsed_time_per_iteration_ms: ",
         number=(r"\biteration: #", 1.0),
-        seconds=(r"elapsed_time_per_iteration_ms: #([KM]?)", {one: MS * THOUSANDS[one] for one in ("", "K", "M")}),
+        seconds=(
+            r"elapsed_time_per_iteration_ms: #([KM]?)",
+            {prefix: MS * THOUSANDS[prefix] for prefix in ("", "K", "M")},
+        ),
         tokens_per_s_per_gpu=(r"tokens_per_sec_per_gpu: #([KMG]?)", THOUSANDS),
         global_batch=(r"global_batch_size: #([KM]?)", THOUSANDS),
         reserved_bytes=(r"cuda_max_memory_reserved: #([KMGT]?)", THOUSANDS),
@@ -373,7 +376,7 @@ def read_line(text: str) -> Record | None:
     timer = TIMER.match(line)
     if timer and not any(word in timer[1] for word in TIMERS_ONCE):
         return Record("Megatron timers", Step(), spread={timer[1]: (_number(timer[2]) * MS, _number(timer[3]) * MS)})
-    return _record("named metrics", line, _named(line), {})
+    return _record("named metrics", line, _metrics(line), {})
 
 
 def _read(form: Format, line: str) -> Record | None:
@@ -395,18 +398,18 @@ def _read(form: Format, line: str) -> Record | None:
     if form.parts is not None:
         pattern, factor = form.parts
         parts = {name.strip(): _number(text) * factor for name, text in pattern.findall(line)}
-    beside = {name: value for name, value in _named(line).items() if name.endswith("_bytes")}
+    beside = {name: value for name, value in _metrics(line).items() if name.endswith("_bytes")}
     return _record(form.name, line, beside | values, parts)
 
 
-def _named(line: str) -> dict[str, float]:
+def _metrics(line: str) -> dict[str, float]:
     """Metrics that have the same name and unit wherever they are printed."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, text in NAMED.findall(line):
         field, unit = METRICS[name]
         if not (field == "steps_per_s" and _is_rounded(text)):
-            found[field] = _number(text) * unit
-    return found
+            values[field] = _number(text) * unit
+    return values
 
 
 def _record(form: str, line: str, values: dict[str, float], parts: dict[str, float]) -> Record | None:

@@ -49,31 +49,31 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
 
 def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str, world: str) -> MeasuredRun:
     records, notes = _one_bar(records)
-    records, told = _by_elapsed(records)
+    records, elapsed_forms = _by_elapsed(records)
     timed = Counter(record.format for record in records if _is_timed(record.step))
     by_clock = not timed
     if by_clock:  # then the times at which numbered steps were printed
         timed = Counter(record.format for record in records if _is_clocked(record))
     trusted = {name: count for name, count in timed.items() if name not in LEAST_TRUSTED} or dict(timed)
     if TRAINER in trusted and BAR in trusted:  # one mean with start and end in it; else a bar rounds and is smoothed
-        del trusted[TRAINER if BAR in told else BAR]
+        del trusted[TRAINER if BAR in elapsed_forms else BAR]
     form = max(trusted, key=lambda name: (trusted[name], name), default="")
     if form == DEEPSPEED and _seconds(records, BAR) > _seconds(records, DEEPSPEED) > 0.0:
         form = BAR
         notes.append("step time of the progress bar: DeepSpeed's parts leave out what lies between them")
-    is_mean = form in MEANS and form not in told
+    is_mean = form in MEANS and form not in elapsed_forms
     if is_mean:  # the last is the mean of all of it
         records = _last_of(records, form)
     steps: list[Step] = []
     phases: dict[str, float] = {}
     skipped = 0
-    for one in records:
-        if one.format == form and (_is_clocked(one) if by_clock else _is_timed(one.step)):
-            steps.append(replace(one.step, phases={**phases, **one.step.phases}))
+    for record in records:
+        if record.format == form and (_is_clocked(record) if by_clock else _is_timed(record.step)):
+            steps.append(replace(record.step, phases={**phases, **record.step.phases}))
             phases = {}
-            skipped += int(one.values.get("skipped", 0))
-        elif one.step.phases:
-            phases |= one.step.phases  # printed before or beside the step that they are of
+            skipped += int(record.values.get("skipped", 0))
+        elif record.step.phases:
+            phases |= record.step.phases  # printed before or beside the step that they are of
     if form == LOOP and _rises([step.seconds for step in steps if step.seconds is not None]):
         odd = [*odd, "times that rise from line to line look like the time since the start"]
         steps = []
@@ -117,37 +117,37 @@ def _one_bar(records: list[Record]) -> tuple[list[Record], list[str]]:
     if len(lengths) < 2:
         return records, []
     length = max(lengths, key=lambda steps: (lengths[steps], steps or 0.0))
-    kept = [record for record in records if record.format != BAR or record.values.get("bar_length") == length]
-    return kept, [f"of several progress bars, that of {length:,.0f} steps is read"]
+    of_training = [record for record in records if record.format != BAR or record.values.get("bar_length") == length]
+    return of_training, [f"of several progress bars, that of {length:,.0f} steps is read"]
 
 
 def _by_elapsed(records: list[Record]) -> tuple[list[Record], set[str]]:
     """Step times from the time since the start, for the frameworks that print it and where it goes on enough."""
     before: dict[str, tuple[int, float]] = {}
-    told: dict[int, float] = {}
-    for at, one in enumerate(records):
-        number, elapsed = one.step.number, one.values.get("elapsed")
+    seconds_at: dict[int, float] = {}
+    for at, record in enumerate(records):
+        number, elapsed = record.step.number, record.values.get("elapsed")
         if number is None or elapsed is None:
             continue
-        last_number, last = before.get(one.format, (number, elapsed))
-        if number > last_number and elapsed - last >= EXACT * TICK[one.format]:
-            told[at] = (elapsed - last) / (number - last_number)
-        elif one.format in before and number >= last_number and elapsed >= last:
+        last_number, last = before.get(record.format, (number, elapsed))
+        if number > last_number and elapsed - last >= EXACT * TICK[record.format]:
+            seconds_at[at] = (elapsed - last) / (number - last_number)
+        elif record.format in before and number >= last_number and elapsed >= last:
             continue
-        before[one.format] = (number, elapsed)
-    forms = {records[at].format for at in told}
-    kept = [
-        replace(one, step=replace(one.step, seconds=told[at])) if at in told else one
-        for at, one in enumerate(records)
-        if at in told or one.format not in forms or "elapsed" not in one.values
+        before[record.format] = (number, elapsed)
+    forms = {records[at].format for at in seconds_at}
+    timed = [
+        replace(record, step=replace(record.step, seconds=seconds_at[at])) if at in seconds_at else record
+        for at, record in enumerate(records)
+        if at in seconds_at or record.format not in forms or "elapsed" not in record.values
     ]
-    return kept, forms
+    return timed, forms
 
 
 def _seconds(records: Iterable[Record], form: str) -> float:
     """The median of the step times that a framework says; 0 without one."""
-    said = [one.step.seconds for one in records if one.format == form and one.step.seconds is not None]
-    return median(said) if said else 0.0
+    seconds = [record.step.seconds for record in records if record.format == form and record.step.seconds is not None]
+    return median(seconds) if seconds else 0.0
 
 
 def _rises(times: Sequence[float]) -> bool:
@@ -155,8 +155,8 @@ def _rises(times: Sequence[float]) -> bool:
 
 
 def _last_of(records: list[Record], form: str) -> list[Record]:
-    timed = [at for at, one in enumerate(records) if one.format == form and _is_timed(one.step)]
-    return [one for at, one in enumerate(records) if at not in set(timed[:-1])]
+    timed = [at for at, record in enumerate(records) if record.format == form and _is_timed(record.step)]
+    return [record for at, record in enumerate(records) if at not in set(timed[:-1])]
 
 
 def _is_timed(step: Step) -> bool:
@@ -164,17 +164,17 @@ def _is_timed(step: Step) -> bool:
     return step.seconds is not None or bool(rates)
 
 
-def _is_clocked(one: Record) -> bool:
-    return one.format != "Megatron memory" and one.step.number is not None and one.step.clock_s is not None
+def _is_clocked(record: Record) -> bool:
+    return record.format != "Megatron memory" and record.step.number is not None and record.step.clock_s is not None
 
 
 def _peaks(records: Iterable[Record], name: str) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for one in records:
-        if one.values.get(name):
-            rank = one.step.rank or 0
-            found[rank] = max(found.get(rank, 0), round(one.values[name]))
-    return found
+    peaks: dict[int, int] = {}
+    for record in records:
+        if record.values.get(name):
+            rank = record.step.rank or 0
+            peaks[rank] = max(peaks.get(rank, 0), round(record.values[name]))
+    return peaks
 
 
 def _retries(records: Iterable[Record]) -> tuple[str, ...]:

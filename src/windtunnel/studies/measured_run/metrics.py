@@ -35,4 +35,4 @@ METRICS: Mapping[str, tuple[str, float]] = {
 
 def names_of(field: str) -> dict[str, float]:
     """Unit by name of the metrics that say one thing."""
-    return {name: unit for name, (said, unit) in METRICS.items() if said == field}
+    return {name: unit for name, (metric_field, unit) in METRICS.items() if metric_field == field}

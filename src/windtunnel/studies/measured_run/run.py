@@ -68,12 +68,12 @@ class MeasuredRun:
         """The run with the seconds of each step from its throughput, else from the clock of its lines."""
         if not self.steps or any(step.seconds is not None for step in self.steps):
             return self
-        said = [_seconds(step, tokens_per_step, sequences, n_gpus) for step in self.steps]
-        if any(value is not None for value in said):
+        seconds = [_seconds(step, tokens_per_step, sequences, n_gpus) for step in self.steps]
+        if any(value is not None for value in seconds):
             note = f"step time from throughput and {tokens_per_step:,.0f} tokens a step on {n_gpus:,} GPUs"
         else:
-            said, note = _by_clock(self.steps), "step time from the clock of the lines"
-        steps = tuple(replace(step, seconds=value) for step, value in zip(self.steps, said, strict=True))
+            seconds, note = _by_clock(self.steps), "step time from the clock of the lines"
+        steps = tuple(replace(step, seconds=value) for step, value in zip(self.steps, seconds, strict=True))
         return replace(self, steps=steps, notes=(*self.notes, note))
 
 
@@ -89,12 +89,12 @@ def _seconds(step: Step, tokens: float, sequences: int, n_gpus: int) -> float | 
 
 
 def _by_clock(steps: Sequence[Step]) -> list[float | None]:
-    found: list[float | None] = [None]
+    seconds: list[float | None] = [None]
     for before, after in pairwise(steps):
-        known = None not in (before.clock_s, after.clock_s, before.number, after.number)
+        is_complete = None not in (before.clock_s, after.clock_s, before.number, after.number)
         count = (after.number or 0) - (before.number or 0)
-        found.append((after.clock_s - before.clock_s) / count if known and count > 0 else None)  # type: ignore[operator]
-    return found
+        seconds.append((after.clock_s - before.clock_s) / count if is_complete and count > 0 else None)  # type: ignore[operator]
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,31 +128,31 @@ def steady_of(run: MeasuredRun) -> Steady:
     skipped = WARM_UP if len(times) > 2 * WARM_UP else max(len(times) // 3, min(1, len(times) - 1))
     rest = times[skipped:]
     level = median(rest)
-    kept = [value for value in rest if value <= OUTLIER * level]
+    steady = [value for value in rest if value <= OUTLIER * level]
     late = [at for at, value in enumerate(rest) if value > OUTLIER * level]
     gaps = [b - a for a, b in pairwise(late)]
     numbers = [step.number for step in timed if step.number is not None]
     stride = numbers[-1] - numbers[-2] if len(numbers) > 1 else 1
     regular = len(late) >= PERIODS_LEAST and max(gaps) - min(gaps) <= max(1, median(gaps) // 10)
-    ordered, third = sorted(kept), max(1, len(kept) // 3)
-    middle = median(kept)
+    ordered, third = sorted(steady), max(1, len(steady) // 3)
+    middle = median(steady)
     return Steady(
         seconds=middle,
         p5_s=ordered[int(0.05 * (len(ordered) - 1))],
         p95_s=ordered[round(0.95 * (len(ordered) - 1))],
-        lines=len(kept),
+        lines=len(steady),
         warm_up=skipped,
         set_aside=len(late),
         lost_s=sum(rest[at] - middle for at in late) / len(rest),
         every=round(median(gaps)) * max(1, stride) if regular else None,
-        drift=median(kept[-third:]) / median(kept[:third]) - 1.0 if len(kept) >= 2 * FEW else 0.0,
+        drift=median(steady[-third:]) / median(steady[:third]) - 1.0 if len(steady) >= 2 * FEW else 0.0,
     )
 
 
 def phases_of(run: MeasuredRun) -> dict[str, float]:
     """Median seconds a step of each named part, behind the warm-up."""
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for step in run.steps[WARM_UP if len(run.steps) > 2 * WARM_UP else 0 :]:
         for name, seconds in step.phases.items():
-            found.setdefault(name, []).append(seconds)
-    return {name: median(seconds) for name, seconds in found.items()}
+            times.setdefault(name, []).append(seconds)
+    return {name: median(seconds) for name, seconds in times.items()}

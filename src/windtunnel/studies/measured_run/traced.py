@@ -32,11 +32,11 @@ def read_traced(paths: Sequence[str | Path]) -> dict[int, list[StepTime]]:
     """The steps of each rank. Raises UserError."""
     if not paths:
         raise SpecError("trace", None, GIVE)
-    found: dict[int, list[StepTime]] = {}
+    by_rank: dict[int, list[StepTime]] = {}
     seen: dict[int, RankOps] = {}
     with no_garbage_collection():
-        for number, given in enumerate(paths):
-            path = path_of(given, GIVE)
+        for number, trace_path in enumerate(paths):
+            path = path_of(trace_path, GIVE)
             if not path.is_file():
                 raise InputFileError(path, "is missing or no file", GIVE)
             if is_sqlite(path):
@@ -50,8 +50,8 @@ def read_traced(paths: Sequence[str | Path]) -> dict[int, list[StepTime]]:
             steps = step_times(ops, loading)
             if not steps:
                 raise InputFileError(path, "holds no work of a training step", GIVE)
-            seen[ops.rank], found[ops.rank] = ops, steps
-    return found
+            seen[ops.rank], by_rank[ops.rank] = ops, steps
+    return by_rank
 
 
 def rank_of_nsys(path: Path, rank: int) -> tuple[RankOps, list[tuple[int, int]]]:
@@ -70,7 +70,7 @@ def rank_of_nsys(path: Path, rank: int) -> tuple[RankOps, list[tuple[int, int]]]
         if COPIES in tables.names:
             work += [(*row, "memory copy", True) for row in tables.rows(COPIES, columns[:5], "start")]
     devices = {device for _, _, device, _, _, _, _ in work}
-    for begin, end, device, stream, correlation, name, copies in sorted(work, key=lambda one: (one[0], one[1])):
+    for begin, end, device, stream, correlation, name, copies in sorted(work, key=lambda row: (row[0], row[1])):
         if (device, stream) not in streams:
             streams[device, stream] = ops.stream_of(f"gpu {device} stream {stream}")
         call = calls.get(correlation)

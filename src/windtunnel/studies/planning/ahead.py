@@ -73,7 +73,7 @@ class Ahead(Exact):
         self._connection: Connection | None = connection
         self._numbers: dict[tuple[int, int], tuple[int, Layout]] = {}  # the layout is kept, and so its identity
         self._jobs: dict[tuple[int, int], tuple[Cluster, Model]] = {}
-        self._found: dict[int, object] = {}
+        self._answers: dict[int, object] = {}
 
     def soon(self, what: int, bound: float, layout: Layout) -> None:
         """Ask the second process for it, unless that was done before."""
@@ -87,12 +87,12 @@ class Ahead(Exact):
         self._receive(wait=False)
         if entry is None:
             self.soon(what, AT_ONCE, layout)
-        elif entry[0] not in self._found:
+        elif entry[0] not in self._answers:
             self._send(AT_ONCE, entry[0], what, layout)
         number, _ = self._numbers[what, id(layout)]
-        while self._connection is not None and number not in self._found:
+        while self._connection is not None and number not in self._answers:
             self._receive(wait=True)
-        answer = self._found.get(number)
+        answer = self._answers.get(number)
         return ASKED[what](layout) if answer is None else answer
 
     def _send(self, bound: float, number: int, what: int, layout: Layout) -> None:
@@ -112,7 +112,7 @@ class Ahead(Exact):
         try:
             while self._connection is not None and (wait or self._connection.poll()):
                 number, answer = self._connection.recv()
-                self._found[number] = answer
+                self._answers[number] = answer
                 wait = False
         except (OSError, EOFError):  # it is gone
             self._connection = None

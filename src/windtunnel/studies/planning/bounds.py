@@ -237,7 +237,7 @@ class Bounds:
         self._chains: dict[Class, Chain] = {}
         self._forward: dict[Class, BlockCosts] = {}
         self._ends: dict[Class, Ends] = {}
-        self._kept: dict[Class, Floats] = {}
+        self._sums: dict[Class, Floats] = {}
         self._parameters: dict[Class, tuple[Floats, Floats]] = {}
         self._ranks: dict[Class, Ranks] = {}
         self._in_flight: dict[Class, list[float]] = {}
@@ -445,7 +445,7 @@ class Bounds:
     def _kept_by(self, layout: Layout, recompute: str) -> Floats:
         """What layers keep, summed up to each block of the chain."""
         key = (*work_class(layout), recompute, layout.plan.pp > 1)
-        if key not in self._kept:
+        if key not in self._sums:
             each = kept_bytes(layout, recompute, self.blocks(layout))
-            self._kept[key] = np.cumsum([0.0, *(float(each[kind]) for kind in kinds_of(layout.model)), 0.0])
-        return self._kept[key]
+            self._sums[key] = np.cumsum([0.0, *(float(each[kind]) for kind in kinds_of(layout.model)), 0.0])
+        return self._sums[key]

@@ -147,12 +147,12 @@ class Search:
         FIRST_S longer to find any plan.
         """
         self._looks, self._spare = 0.0, spare
-        self._begun = start = self._now()
+        self._start_s = start = self._now()
         self._heap: list[Node] = []
         self._number = 0
         self._missed: list[Missed | Unmeasured] = []
         self._even_states: dict[tuple[int, ...], int] = {}  # bytes, by degrees
-        self._told: list[Node] = []  # replayed plans that have come up
+        self._replayed_nodes: list[Node] = []  # that have come up
         self.counts = Counts()
         self._shortest_s = inf
         best: dict[tuple[object, ...], Found] = {}
@@ -174,7 +174,7 @@ class Search:
                 if node.result is None:
                     self._take(node, best)
                     continue
-                self._told.append(node)
+                self._replayed_nodes.append(node)
                 if not any(_kind(self.space, answer.layout) == _kind(self.space, node.layout) for answer in answers):
                     answers.append(node.result)
                     if self.soon is not None:
@@ -182,8 +182,8 @@ class Search:
             if unlisted is None or self._over(self._now(), ends, best):
                 break
             listing = chain((unlisted,), listing)
-            self._heap += self._told
-            self._told = []
+            self._heap += self._replayed_nodes
+            self._replayed_nodes = []
             heapq.heapify(self._heap)
         self.listed = unlisted is None  # all of the space
         left = self._heap[0].key if self._heap else inf
@@ -270,7 +270,7 @@ class Search:
 
     def open_nodes(self) -> list[Node]:
         """After a run: what every legal plan that fits is in, or lies under."""
-        return [*self._told, *self._heap]
+        return [*self._replayed_nodes, *self._heap]
 
     def expanded(self, node: Node) -> list[Node]:
         """After a run: what a node stands for, told more exactly. Empty where nothing of it fits."""
@@ -281,7 +281,7 @@ class Search:
 
     def put_back(self, nodes: list[Node]) -> None:
         """After a run: all that is left."""
-        self._told, self._heap = [], nodes
+        self._replayed_nodes, self._heap = [], nodes
 
     def _list(self, listing: Iterator[Family], ends: float) -> Family | None:
         """Take structures in, for a share of the time that is left; returns the first that time was too short for."""
@@ -377,7 +377,7 @@ class Search:
 
     def _over(self, now: float, ends: float, best: dict[tuple[object, ...], Found]) -> bool:
         """Whether what is left of the time is needed behind the search."""
-        behind = self._spare * self._replay_s() + LET_GO * (now - self._begun)
+        behind = self._spare * self._replay_s() + LET_GO * (now - self._start_s)
         return now + behind > (ends if best else ends + FIRST_S)
 
     def _now(self) -> float:

@@ -27,8 +27,8 @@ def captured_excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> Callabl
     """Intervals by captured program and time: made when they are read where the step is small enough to be kept."""
     if now.step.step.graph.n_ops <= KEPT_OPS:
         return lambda: _excerpt(priced, now)
-    made = _excerpt(priced, now)
-    return lambda: made
+    intervals = _excerpt(priced, now)
+    return lambda: intervals
 
 
 def _excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Interval, ...]:
@@ -58,7 +58,7 @@ def _rows(priced: PricedJob, now: Replayed[CapturedGraph], number: int, joined: 
     first, last = int(now.step.first_op[program]), int(now.step.first_op[program + 1])
     ops = first + np.flatnonzero(timeline.end_ns[first:last] > timeline.start_ns[first:last])
     ops = ops[np.argsort(timeline.start_ns[ops], kind="stable")]
-    found: list[tuple[str, str, str, int]] = []  # stream, label, category, start
+    rows: list[tuple[str, str, str, int]] = []  # stream, label, category, start
     ends: list[int] = []
     open_of: dict[str, int] = {}  # stream -> its last interval
     labels: dict[tuple[int, str], str] = {}
@@ -73,16 +73,16 @@ def _rows(priced: PricedJob, now: Replayed[CapturedGraph], number: int, joined: 
             if not label:
                 captured = template.program.ops[source] if source >= 0 else None
                 label = labels[source, category] = _joined_label(captured, category)
-            held = open_of.get(stream, -1)
-            if held >= 0 and found[held][1] == label and start - ends[held] <= JOINED_GAP_NS:
-                ends[held] = end
+            previous = open_of.get(stream, -1)
+            if previous >= 0 and rows[previous][1] == label and start - ends[previous] <= JOINED_GAP_NS:
+                ends[previous] = end
                 continue
-        if len(found) == EXCERPT_OPS:
+        if len(rows) == EXCERPT_OPS:
             break
-        open_of[stream] = len(found)
-        found.append((stream, label, category, start))
+        open_of[stream] = len(rows)
+        rows.append((stream, label, category, start))
         ends.append(end)
-    return [Interval(number, *row, end) for row, end in zip(found, ends, strict=True)]
+    return [Interval(number, *row, end) for row, end in zip(rows, ends, strict=True)]
 
 
 def _joined_label(op: Op | None, category: str) -> str:

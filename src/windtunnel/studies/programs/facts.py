@@ -50,11 +50,11 @@ def classes_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> list[ClassTim
     for number, template in enumerate(priced.templates):
         programs = np.flatnonzero(now.step.template_of == number).tolist()
         spent: dict[str, int] = {}
-        for one in programs:
-            for name, ns in per_program[one].items():
-                spent[name] = spent.get(name, 0) + ns * weight[one]
+        for captured in programs:
+            for name, ns in per_program[captured].items():
+                spent[name] = spent.get(name, 0) + ns * weight[captured]
         layers = {match[1] for op in template.program.ops if (match := _LAYER.search(op.module))}
-        classes.append(ClassTime(sum(weight[one] for one in programs), len(layers), spent))
+        classes.append(ClassTime(sum(weight[captured] for captured in programs), len(layers), spent))
     return classes
 
 
@@ -118,9 +118,9 @@ def work_of(priced: PricedJob) -> Work:
 
 def tokens_of(job: CapturedJob) -> tuple[int, str]:
     """Tokens of the whole job's step, and how they are known."""
-    given = job.facts.get("tokens_per_step")
-    if isinstance(given, int) and given > 0:
-        return given, "tokens per step as given when capturing"
+    tokens = job.facts.get("tokens_per_step")
+    if isinstance(tokens, int) and tokens > 0:
+        return tokens, "tokens per step as given when capturing"
     ranks, counts = np.unique(job.runs, return_counts=True)
     looked_up = sum(count * _looked_up(job.programs[rank]) for rank, count in zip(ranks.tolist(), counts, strict=True))
     same = 1
@@ -135,14 +135,14 @@ def tokens_of(job: CapturedJob) -> tuple[int, str]:
 
 def _looked_up(program: RankProgram) -> int:
     """Indices into the largest table: position embeddings are looked up too."""
-    found: dict[tuple[int, ...], int] = {}
+    lookups: dict[tuple[int, ...], int] = {}
     for op in program.ops:
         if plain_name(op) == "embedding" and op.phase == "forward" and not op.recompute:
             tables = [spec.shape for spec in op.inputs if not spec.dtype.startswith("int")]
             indices = [tensor_elements(spec) for spec in op.inputs if spec.dtype.startswith("int")]
             if tables and indices:
-                found[tables[0]] = found.get(tables[0], 0) + max(indices)
-    return found[max(found, key=lambda shape: (prod(shape), shape))] if found else 0
+                lookups[tables[0]] = lookups.get(tables[0], 0) + max(indices)
+    return lookups[max(lookups, key=lambda shape: (prod(shape), shape))] if lookups else 0
 
 
 def warnings_of(priced: PricedJob, provenance: Mapping[str, float]) -> Iterator[str]:
@@ -151,13 +151,13 @@ def warnings_of(priced: PricedJob, provenance: Mapping[str, float]) -> Iterator[
     yield from roofline_warning(provenance, priced.places.cluster.gpu.name)
     if job.facts.get("device") == "cpu" and not priced.pricer.on_cpu:
         yield "captured as on a CPU: kernels, streams and optimizer are those that PyTorch takes there, priced on GPUs"
-    told: dict[tuple[str, str, str], int] = {}
+    answers: dict[tuple[str, str, str], int] = {}
     for rank, program in job.programs.items():
         for answer in program.answers:
-            told.setdefault((answer.what, answer.told, answer.where), rank)
-    for what, answered, where in list(told)[:ANSWERS_MOST]:
+            answers.setdefault((answer.what, answer.told, answer.where), rank)
+    for what, answered, where in list(answers)[:ANSWERS_MOST]:
         yield f"{where} reads {what} and was told {answered}"
-    if len(told) > ANSWERS_MOST:
-        yield f"{len(told) - ANSWERS_MOST} more reads of tensors were answered; see the captured folder"
+    if len(answers) > ANSWERS_MOST:
+        yield f"{len(answers) - ANSWERS_MOST} more reads of tensors were answered; see the captured folder"
     notes = dict.fromkeys((*job.notes, *(note for program in job.programs.values() for note in program.notes)))
     yield from notes

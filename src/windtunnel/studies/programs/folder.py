@@ -168,7 +168,7 @@ class CapturedFolder:
             self.world_size = int(self.document["world_size"])
             grid = self.document["grid"]
             self.grid = Grid(tuple(grid["sizes"]), tuple(grid["names"]))
-            self.kept = tuple(int(entry["rank"]) for entry in self.document["classes"])
+            self.captured = tuple(int(entry["rank"]) for entry in self.document["classes"])
             self._table = _table(self.document, self.grid)
             self._runs = [rank for rank, count in self.document.get("runs") or () for _ in range(count)]
         except KeyError as error:
@@ -189,7 +189,7 @@ class CapturedFolder:
         if self._table is not None:
             return self._table.representative_of(rank)
         if not self.is_whole:
-            raise _partial(self.path, self.kept)
+            raise _partial(self.path, self.captured)
         return int(self._runs[rank])
 
     def program(self, kept_rank: int) -> RankProgram:
@@ -205,9 +205,9 @@ def load_job(path: Path) -> CapturedJob:
 
     folder = CapturedFolder(path)
     if not folder.is_whole:
-        raise _partial(path, folder.kept)
+        raise _partial(path, folder.captured)
     runs = np.array([folder.class_of(rank) for rank in range(folder.world_size)], np.int32)
-    programs = {rank: folder.program(rank) for rank in folder.kept}
+    programs = {rank: folder.program(rank) for rank in folder.captured}
     families = moved_families(programs, runs, folder.grid.members_for, lambda members: group_name(folder.grid, members))
     document = folder.document
     return CapturedJob(
@@ -258,8 +258,8 @@ def _table(document: Mapping[str, Any], grid: Grid) -> Table | None:
     return Table(layout, stages)
 
 
-def _partial(path: Path, kept: Sequence[int]) -> InputFileError:
-    ranks = ", ".join(map(str, kept[:8]))
+def _partial(path: Path, captured: Sequence[int]) -> InputFileError:
+    ranks = ", ".join(map(str, captured[:8]))
     return InputFileError(
         path, f"holds ranks {ranks} only, not the whole job", "capture again without --ranks to see every rank's class"
     )

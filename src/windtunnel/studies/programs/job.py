@@ -76,9 +76,9 @@ class CapturedJob:
     def family_of(self, call: Communication) -> int:
         """The family whose group this call is made in. Raises SpecError for a group that belongs to none."""
         # Members may be thousands: their hash is taken once per tuple, not once per call.
-        held = self._seen.get((call.group, id(call.members)))
-        if held is not None and held[0] is call.members:
-            return held[1]
+        entry = self._seen.get((call.group, id(call.members)))
+        if entry is not None and entry[0] is call.members:
+            return entry[1]
         by_group = self.by_group
         family = by_group.get((call.group, call.members), by_group.get(("", call.members)))
         if family is None:
@@ -105,8 +105,8 @@ def moved_families(
         calls = (op.communication for op in program.ops if op.communication is not None)
         used_by[captured] = dict.fromkeys((call.group, call.members) for call in calls)
         for name, members in used_by[captured]:
-            named = turns.setdefault(members, {})
-            named.setdefault(name, len(named))
+            turn_of = turns.setdefault(members, {})
+            turn_of.setdefault(name, len(turn_of))
     instances: dict[tuple[tuple[int, ...], int], int] = {}
     parent: list[int] = []  # of instances that one class is in: the same family
 
@@ -119,7 +119,7 @@ def moved_families(
     for captured, used in used_by.items():
         ranks = np.flatnonzero(runs == captured)
         for name, members in used:
-            turn, found = turns[members][name], []
+            turn, own_numbers = turns[members][name], []
             open_ranks = np.zeros(len(runs), np.bool_)
             open_ranks[ranks] = True
             for rank in ranks.tolist():
@@ -133,9 +133,9 @@ def moved_families(
                     parent.append(number)
                 if moved == members:
                     torch_name.setdefault(number, name)
-                found.append(number)
-            for other in found[1:]:
-                parent[root(other)] = root(found[0])
+                own_numbers.append(number)
+            for other in own_numbers[1:]:
+                parent[root(other)] = root(own_numbers[0])
     members_of = [members for members, _ in instances]
     together: dict[int, list[int]] = {}
     for number in range(len(members_of)):
@@ -148,21 +148,21 @@ def moved_families(
         name = name_of(first) or _made_up(first)
         ranks_of = {rank for number in numbers for rank in members_of[number]}
         parts = joined.setdefault((name, len(first)), [])
-        for covered, held in parts:
+        for covered, grouped in parts:
             if covered.isdisjoint(ranks_of):
                 covered |= ranks_of
-                held += numbers
+                grouped += numbers
                 break
         else:
             parts.append((ranks_of, list(numbers)))
-    taken: dict[str, int] = {}
+    count_of: dict[str, int] = {}
     families = []
     for (name, _), parts in joined.items():
-        for _, held in parts:
-            taken[name] = taken.get(name, 0) + 1
-            shown = name if taken[name] == 1 else f"{name} #{taken[name]}"
-            names = tuple(torch_name.get(number, "") for number in held)
-            families.append(Family(shown, tuple(members_of[number] for number in held), names))
+        for _, grouped in parts:
+            count_of[name] = count_of.get(name, 0) + 1
+            shown = name if count_of[name] == 1 else f"{name} #{count_of[name]}"
+            names = tuple(torch_name.get(number, "") for number in grouped)
+            families.append(Family(shown, tuple(members_of[number] for number in grouped), names))
     return tuple(families)
 
 

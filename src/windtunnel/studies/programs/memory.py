@@ -131,15 +131,15 @@ def _history(program: RankProgram) -> tuple[list[MemoryEvent], int]:
     name = {storage: storage for storage in storages}  # of what a step finds
     begin = len(events)
     for number in range(1, STEPS + 1):
-        begin, met = len(events), set[int]()
+        begin, seen = len(events), set[int]()
         absent = set(heirs) if number == 1 else lost
         for event in _with_state(program, step, state) if number == 1 else step:
             storage = event.storage
-            if event.op >= 0 and (storage not in storages or storage in met):
+            if event.op >= 0 and (storage not in storages or storage in seen):
                 events.append(event._replace(storage=number * base + storage))
             elif storage not in absent:  # the end of what was found; from here on it is new
                 events.append(event._replace(storage=name[storage]))
-            met.add(storage)
+            seen.add(storage)
         name |= {storage: number * base + heir for storage, heir in heirs.items()}
     return events, begin
 
@@ -160,7 +160,7 @@ def _whole_step(program: RankProgram) -> tuple[list[MemoryEvent], dict[int, int]
     which it leaves none: they are there once. What it leaves for nobody goes with its end.
     """
     live = {event.storage: event for event in program.resident}
-    found = dict(live)
+    at_begin = dict(live)
     step: list[MemoryEvent] = []
     freed: set[int] = set()  # of those that were found: what has their name later is new
     for event in program.memory:
@@ -169,16 +169,16 @@ def _whole_step(program: RankProgram) -> tuple[list[MemoryEvent], dict[int, int]
             step.append(event)
         elif event.bytes < 0 and event.storage in live:
             step.append(event._replace(bytes=-live.pop(event.storage).bytes))
-            freed |= {event.storage} & found.keys()
+            freed |= {event.storage} & at_begin.keys()
     left: dict[int, list[MemoryEvent]] = {}  # by size
     for storage, event in live.items():
-        if storage not in found or storage in freed:
+        if storage not in at_begin or storage in freed:
             left.setdefault(event.bytes, []).append(event)
     heirs: dict[int, int] = {}
     for storage in sorted(freed):
-        same = left.get(found[storage].bytes)
+        same = left.get(at_begin[storage].bytes)
         if same:
-            alike = (at for at, event in enumerate(same) if event.category == found[storage].category)
+            alike = (at for at, event in enumerate(same) if event.category == at_begin[storage].category)
             heirs[storage] = same.pop(next(alike, 0)).storage
     end = len(program.ops) - 1
     step += [event._replace(op=end, bytes=-event.bytes) for events in left.values() for event in events]

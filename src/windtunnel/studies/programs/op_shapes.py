@@ -150,14 +150,14 @@ def attention_of(op: Op) -> Attention | None:
     """The attention that an op is, forward or backward."""
     name = plain_name(op)
     backward = name.endswith("_backward")
-    known = _ATTENTION.get(name) or _ATTENTION.get(name.removesuffix("_backward"))
-    if known is None and backward:  # _flash_attention_backward goes with _flash_attention_forward
-        known = _ATTENTION.get(f"{name.removesuffix('_backward')}_forward")
+    form = _ATTENTION.get(name) or _ATTENTION.get(name.removesuffix("_backward"))
+    if form is None and backward:  # _flash_attention_backward goes with _flash_attention_forward
+        form = _ATTENTION.get(f"{name.removesuffix('_backward')}_forward")
     first = 1 if backward else 0
-    if known is None or len(op.inputs) < first + 3:
+    if form is None or len(op.inputs) < first + 3:
         return None
     q, k, v = (spec.shape for spec in op.inputs[first : first + 3])
-    layout, causal_at = known
+    layout, causal_at = form
     if len(q) == 3:  # packed sequences [tokens, heads, dim]: one sequence as long as all of them would be too much
         q, k, v = ((1, *shape) for shape in (q, k, v))
         layout = "bshd"
@@ -166,8 +166,8 @@ def attention_of(op: Op) -> Attention | None:
     heads, seq = (1, 2) if layout == "bhsd" else (2, 1)
     flags = [value for value in _scalars(op.scalars) if isinstance(value, bool)]
     causal = flags[0 if backward else min(causal_at, len(flags) - 1)] if flags else q[seq] == k[seq]
-    named = {str(key): value for key, value in _pairs(op.scalars)}
-    causal = bool(named.get("is_causal", named.get("causal", causal)))
+    keywords = {str(key): value for key, value in _pairs(op.scalars)}
+    causal = bool(keywords.get("is_causal", keywords.get("causal", causal)))
     kernel = next((word for word in ("flash", "efficient", "cudnn") if word in name), "math")
     kernel = "cpu" if name.removesuffix("_backward").endswith("for_cpu") else kernel
     return Attention(

@@ -19,7 +19,9 @@ def mean_of(kinds: Sequence[tuple[int, Result]]) -> Result:
     if len(kinds) == 1:
         return first
     steps = sum(count for count, _ in kinds)
-    fullest = max((result for _, result in kinds), key=lambda one: max((m.device_bytes for m in one.memory), default=0))
+    fullest = max(
+        (result for _, result in kinds), key=lambda result: max((m.device_bytes for m in result.memory), default=0)
+    )
     refused = next((result for _, result in kinds if result.infeasible is not None), None)
 
     def mean(values: Sequence[float]) -> float:
@@ -62,8 +64,8 @@ def _whole(parts: Sequence[tuple[int, Mapping[str, int]]], total: int) -> dict[s
     """Means of the parts, in whole nanoseconds, that add up to `total`."""
     steps = sum(count for count, _ in parts)
     names = dict.fromkeys(name for _, part in parts for name in part)
-    found = {name: round(sum(count * part.get(name, 0) for count, part in parts) / steps) for name in names}
-    if found:
-        largest = max(found, key=lambda name: found[name])
-        found[largest] += total - sum(found.values())
-    return found
+    means = {name: round(sum(count * part.get(name, 0) for count, part in parts) / steps) for name in names}
+    if means:
+        largest = max(means, key=lambda name: means[name])
+        means[largest] += total - sum(means.values())
+    return means

@@ -82,7 +82,7 @@ def predict_captured(
     UserError on what cannot be; a job that runs out of memory is a Result whose status is "infeasible".
     """
     check(locals(), job=CapturedJob | str | PathLike, framework=Framework, cuda_graphs=bool, allocator=str | None)
-    named, scenario = cluster, with_parts(scenario, parts)
+    cluster_spec, scenario = cluster, with_parts(scenario, parts)
     for name in ("router_load", "lengths"):
         if getattr(scenario, name) is not None:
             raise SpecError(name, str(getattr(scenario, name)), "leave it out: the captured script has its own")
@@ -97,15 +97,15 @@ def predict_captured(
     try:
         base = step.replayed(())
     except ScheduleError as error:  # of a folder that was captured for a CPU, say, where sends need nobody
-        found = deadlock(job)
-        waits = found.text if found is not None else str(error)
+        finding = deadlock(job)
+        waits = finding.text if finding is not None else str(error)
         raise UserError(f"the captured job hangs: {waits}; on a cluster the script would hang there too") from None
     makespan, disturbed = base.timeline.makespan_ns, None
     if disturbances.parts:
         makespan, disturbed = disturb(priced, step, disturbances)
     question = Predict(
         model=ModelPart(base=_source(job)),
-        cluster=ClusterPart(base=_cluster_word(named, cluster)),
+        cluster=ClusterPart(base=_cluster_word(cluster_spec, cluster)),
         plan=Script(
             framework=None if framework == "pytorch" else framework,
             cuda_graphs=cuda_graphs or None,
@@ -116,8 +116,8 @@ def predict_captured(
     settings = allocator_settings(allocator_of(job) if allocator is None else allocator)
     memory = captured_memory(priced, base, settings=settings)
     result = _result(priced, base, memory, makespan, disturbed, question, settings)
-    known = job.facts.get(PERIOD)
-    period = known if known and isinstance(known, Sequence) else [{"steps": 1}]
+    step_kinds = job.facts.get(PERIOD)
+    period = step_kinds if step_kinds and isinstance(step_kinds, Sequence) else [{"steps": 1}]
     others = [
         (
             int(kind["steps"]),
@@ -154,8 +154,10 @@ def load(path: str | Path) -> CapturedJob:
         return load_job(Path(path))
     job = load_job(Path(folder))
     if not job.content_hash.startswith(wanted):
-        found = job.content_hash[: len(wanted)]
-        raise InputFileError(folder, f"has the content hash {found}, not {wanted}", f"use {folder} to take it as it is")
+        prefix = job.content_hash[: len(wanted)]
+        raise InputFileError(
+            folder, f"has the content hash {prefix}, not {wanted}", f"use {folder} to take it as it is"
+        )
     return job
 
 
@@ -186,10 +188,10 @@ def captured_memory(
     """Memory of each captured program on the ranks that run it."""
     on_cpu, cluster = priced.pricer.on_cpu, priced.places.cluster
     capacity = cluster.gpu.usable_memory_bytes
-    found = []
+    memories = []
     for number, template in enumerate(priced.templates):
         used = {slot.family for slot in template.slots}
-        families = [one for one in used if max(map(len, priced.job.families[one].groups)) > 1]
+        families = [family for family in used if max(map(len, priced.job.families[family].groups)) > 1]
         outside = 0 if on_cpu else outside_of_allocator(cluster, len(families))
         # Without a limit first: an infeasible job is told how much it lacks.
         memory = memory_of_program(template.program, exact=on_cpu, settings=settings)
@@ -211,8 +213,8 @@ def captured_memory(
             peak_time_ns=int(times[at]) if at >= 0 else 0,
             timeline=_thinned(times, memory.allocated_bytes),
         )
-        found.append((stage, memory))
-    return found
+        memories.append((stage, memory))
+    return memories
 
 
 def _event_times(now: Replayed[CapturedGraph], program: int, op_of: NDArray[np.int32], memory: CapturedMemory) -> Ints:
@@ -299,7 +301,7 @@ def _infeasible(
     priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]], settings: AllocatorSettings
 ) -> Infeasible | None:
     capacity = priced.places.cluster.gpu.usable_memory_bytes
-    number = max(range(len(memories)), key=lambda one: memories[one][0].device_bytes)
+    number = max(range(len(memories)), key=lambda candidate: memories[candidate][0].device_bytes)
     stage, memory = memories[number]
     if stage.device_bytes <= capacity:
         return None
@@ -353,10 +355,10 @@ def _degrees(job: CapturedJob) -> dict[str, int]:
     for program in job.programs.values():
         for names, lengths in program.meshes:
             sizes |= {name: max(size, sizes.get(name, 1)) for name, size in zip(names, lengths, strict=False)}
-    known = {name: sizes[name] for name in ("tp", "pp", "cp") if name in sizes}
-    if not known and not any(name.startswith("dp") for name in sizes):
+    mesh_sizes = {name: sizes[name] for name in ("tp", "pp", "cp") if name in sizes}
+    if not mesh_sizes and not any(name.startswith("dp") for name in sizes):
         return {}
-    degrees = {name: known.get(name, 1) for name in ("tp", "pp", "cp")}
+    degrees = {name: mesh_sizes.get(name, 1) for name in ("tp", "pp", "cp")}
     rest, left = divmod(job.world_size, math.prod(degrees.values()))
     if left:
         return {}
@@ -365,9 +367,9 @@ def _degrees(job: CapturedJob) -> dict[str, int]:
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(entry) for entry in value]
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
@@ -376,5 +378,5 @@ def _source(job: CapturedJob) -> str:
     return f"{job.source or 'captured'}{HASH + job.content_hash[:12] if job.content_hash else ''}"
 
 
-def _cluster_word(named: object, cluster: Cluster) -> str:
-    return str(named) if isinstance(named, (str, Path)) else f"{cluster.gpu.name}:{cluster.n_gpus}"
+def _cluster_word(spec: object, cluster: Cluster) -> str:
+    return str(spec) if isinstance(spec, (str, Path)) else f"{cluster.gpu.name}:{cluster.n_gpus}"

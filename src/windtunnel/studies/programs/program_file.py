@@ -79,13 +79,13 @@ def _lines(program: RankProgram) -> Iterator[dict[str, object]]:
     groups: dict[tuple[str, int], int] = {}
     specs: dict[int, list[object]] = {}  # by identity: recorded programs share a few tuples
     keep: list[tuple[int, ...]] = []  # ids stay taken while their tuples live
-    known: dict[tuple[str, tuple[int, ...]], int] = {}
+    numbers: dict[tuple[str, tuple[int, ...]], int] = {}
     for index, op in enumerate(program.ops):
         call = op.communication
         if call is not None and (call.group, id(call.members)) not in groups:
-            number = known.get((call.group, call.members))
+            number = numbers.get((call.group, call.members))
             if number is None:
-                number = known[call.group, call.members] = len(known)
+                number = numbers[call.group, call.members] = len(numbers)
                 yield {"group": number, "name": call.group, "members": runs_of(call.members)}
             groups[call.group, id(call.members)] = number
             keep.append(call.members)

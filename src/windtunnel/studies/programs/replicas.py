@@ -66,7 +66,7 @@ def _averaging(program: RankProgram, members: tuple[int, ...]) -> RankProgram:
     for number, op in enumerate(program.ops):
         reads = tuple((storage, moved[by] if by >= 0 else by, size) for storage, by, size in op.reads)
         moved.append(len(ops))
-        ops.append(replace(op, after=tuple(moved[one] for one in op.after), reads=reads))
+        ops.append(replace(op, after=tuple(moved[earlier] for earlier in op.after), reads=reads))
         if number in buckets:
             call = Communication(
                 "all_reduce", GROUP, members, 0, buckets[number], "float32", reduce_op="avg", is_async=True,

@@ -40,7 +40,7 @@ class Held:
 TPOT, OUTPUT = "tpot_s.mean", "output_tokens_per_s"
 
 
-def held(question: Serve, result: ServingResult) -> Iterator[Held]:
+def comparisons(question: Serve, result: ServingResult) -> Iterator[Held]:
     """Each figure that was measured; none where nothing is predicted. The band of steps is that of both."""
     if not result.feasible or result.tpot is None:
         return
@@ -54,7 +54,7 @@ def held(question: Serve, result: ServingResult) -> Iterator[Held]:
         yield Held(OUTPUT, output, result.output_tokens_per_s, low, high, verdict_of(1 / output, 1 / high, 1 / low))
 
 
-def unheld(question: Serve, found: tuple[Held, ...]) -> Iterator[str]:
+def unheld(question: Serve, figures: tuple[Held, ...]) -> Iterator[str]:
     """Why there is nothing to hold what was measured against."""
-    if not found and (question.measured is not None or question.measured_output is not None):
+    if not figures and (question.measured is not None or question.measured_output is not None):
         yield "what was measured is held against nothing: no time per output token is predicted of this deployment"

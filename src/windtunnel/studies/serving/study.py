@@ -35,7 +35,7 @@ from windtunnel.studies.serving.build import engine_of
 from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words
 from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.goodput import Curve, goodput_of, rate_curve, rate_of
-from windtunnel.studies.serving.held import Held, held, unheld
+from windtunnel.studies.serving.held import Held, comparisons, unheld
 from windtunnel.studies.serving.parts import deployment_of, drafts_assumed, workload_of
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with
@@ -68,8 +68,8 @@ class Served(Answer):
 
     def to_dict(self) -> Mapping[str, object]:
         """Ready for JSON."""
-        found = self.result.to_dict()
-        return {**found, "measured": plain(self.measured)} if self.measured else found
+        document = self.result.to_dict()
+        return {**document, "measured": plain(self.measured)} if self.measured else document
 
     @property
     def band(self) -> dict[str, object] | None:
@@ -88,7 +88,7 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     workload = workload_of(question.requests, question.load, question.seed)
     run = _runner(question, timeline)
     served = _served(question, run, run(workload), workload, curve)
-    against = tuple(held(question, served.result))
+    against = tuple(comparisons(question, served.result))
     return replace(served, measured=against, warnings=(*served.warnings, *unheld(question, against)))
 
 
@@ -231,7 +231,7 @@ def answer_pool(question: ServePool) -> PoolResult | WeightPoolResult:
         return serve_pool(path)
 
 
-def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
+def listen(question: ServeListen, announce: Callable[[str, str], None]) -> None:
     """Answer requests of OpenAI's API at the simulated times until interrupted. Raises UserError."""
     from windtunnel.questions.header import product_version
     from windtunnel.studies.serving.emulator.listen import drawn_lengths, listen
@@ -266,7 +266,7 @@ def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
         most_waiting=question.max_waiting,
         record=None if question.record is None else Path(question.record),
         version=product_version(),
-        told=told,
+        announce=announce,
     )
 
 

@@ -125,9 +125,9 @@ def _step(
         order = np.flatnonzero(mask & inside)
         order = order[np.argsort(start[order], kind="stable")]
         own = covered.own(np.clip(start[order], low, high), np.clip(end[order], low, high))
-        for at, taken in zip(order.tolist(), own.tolist(), strict=True):
+        for at, own_ns in zip(order.tolist(), own.tolist(), strict=True):
             name = classes[at]
-            seconds[name] = seconds.get(name, 0.0) + taken * 1e-9
+            seconds[name] = seconds.get(name, 0.0) + own_ns * 1e-9
             calls[name] = calls.get(name, 0) + 1
             length = int(end[at] - start[at])
             if length > longest.get(name, (0, ""))[0]:
@@ -146,8 +146,8 @@ def _step(
         in_loader = _overlap(parts, spans)
         seconds[LOADER] = seconds.get(LOADER, 0.0) + in_loader * 1e-9
         seconds[name] = (sum(stop - begin for begin, stop in parts) - in_loader) * 1e-9
-    kept = {name: value for name, value in seconds.items() if value > 0.0}
-    return StepTime(ops.rank, number, kept, calls, {name: label for name, (_, label) in longest.items()})
+    nonzero = {name: value for name, value in seconds.items() if value > 0.0}
+    return StepTime(ops.rank, number, nonzero, calls, {name: label for name, (_, label) in longest.items()})
 
 
 class _Covered:

@@ -150,12 +150,12 @@ def _aligned(
     # Who is ahead in relative time began to record earlier; what then remains of the first stamps is the clock's error.
     later = -np.nan_to_num(since)
     begins = np.rint((later - later.min()) * 1e9).astype(np.int64)
-    known = np.flatnonzero(~np.isnan(since))
-    if len(known):
+    stamped = np.flatnonzero(~np.isnan(since))
+    if len(stamped):
         clock = first - begins
         ahead = np.zeros(len(ranks))
-        ahead[known] = (clock[known] - clock[known[0]]) / 1e9
-        ahead[known] -= np.median(ahead[known])
+        ahead[stamped] = (clock[stamped] - clock[stamped[0]]) / 1e9
+        ahead[stamped] -= np.median(ahead[stamped])
         skewed = np.abs(ahead) > _SKEW_S
         if skewed.any():
             at = int(np.argmax(np.abs(ahead)))
@@ -180,8 +180,8 @@ def _waits(ranks: Sequence[RankOps], base: NDArray[np.int64]) -> NDArray[np.int6
 
 def _numbered(texts: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     numbers: dict[str, int] = {}
-    found = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
-    return tuple(numbers), found
+    number_of = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+    return tuple(numbers), number_of
 
 
 def _peers(ranks: Sequence[RankOps], notes: list[str]) -> NDArray[np.int32]:
@@ -231,8 +231,10 @@ def _merged(ranks: Sequence[RankOps]) -> list[str]:
     if len(ranks) == 1:
         return list(by_text)
     return [
-        f"rank {said[0]}: {note}" if len(said) == 1 else f"each of {len(said)} ranks, first rank {said[0]}: {note}"
-        for note, said in by_text.items()
+        f"rank {sayers[0]}: {note}"
+        if len(sayers) == 1
+        else f"each of {len(sayers)} ranks, first rank {sayers[0]}: {note}"
+        for note, sayers in by_text.items()
     ]
 
 

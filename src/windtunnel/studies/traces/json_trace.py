@@ -25,14 +25,14 @@ class JsonTrace:
 def whole_values(text: str, at: int) -> tuple[list[object], bool]:
     """The JSON values that follow each other from `at` on, commas between them or not; and whether the text ends so."""
     decoder = json.JSONDecoder()
-    found: list[object] = []
+    values: list[object] = []
     while True:
         blank = _BLANK.match(text, at)
         at = blank.end() if blank else at
         if at >= len(text):
-            return found, True
+            return values, True
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return found, False
-        found.append(value)
+            return values, False
+        values.append(value)

@@ -29,14 +29,14 @@ class Matching:
 class _Tally:
     """Counts by reason, with the first example of each."""
 
-    found: dict[str, tuple[int, str]]
+    reasons: dict[str, tuple[int, str]]
 
     def add(self, reason: str, count: int, example: str) -> None:
-        before, first = self.found.get(reason, (0, example))
-        self.found[reason] = (before + count, first)
+        before, first = self.reasons.get(reason, (0, example))
+        self.reasons[reason] = (before + count, first)
 
     def notes(self) -> tuple[str, ...]:
-        return tuple(f"{count:,} {reason}, first {example}" for reason, (count, example) in self.found.items())
+        return tuple(f"{count:,} {reason}, first {example}" for reason, (count, example) in self.reasons.items())
 
 
 def match(ranks: Sequence[RankOps]) -> Matching:
@@ -46,14 +46,14 @@ def match(ranks: Sequence[RankOps]) -> Matching:
     collectives: dict[Hashable, dict[int, list[Communication]]] = {}
     pairs: dict[Hashable, dict[int, list[Communication]]] = {}
     absent: set[int] = set()
-    for at, one in enumerate(ranks):
-        for item in one.communications:
+    for at, ops in enumerate(ranks):
+        for item in ops.communications:
             if item.pair is None:
                 collectives.setdefault(item.group, {}).setdefault(at, []).append(item)
                 absent.update(rank for rank in item.ranks if rank not in present)
             else:
                 # A pair of ranks has two ends, whatever the file order: 0 sends, 1 receives.
-                end = 0 if one.kind[item.op] == OpKind.SEND else 1
+                end = 0 if ops.kind[item.op] == OpKind.SEND else 1
                 pairs.setdefault((item.group, item.pair), {}).setdefault(end * len(ranks) + at, []).append(item)
     meetings: list[tuple[tuple[int, int], ...]] = []
     for by_rank in collectives.values():
@@ -147,11 +147,11 @@ def _pairs(
     some = (sends or receives)[0]
     source, destination, _ = some[1].pair or (-1, -1, 0)
     if source not in present or destination not in present:
-        gone = destination if source in present else source
+        missing = destination if source in present else source
         tally.add(
             "sends and receives with ranks that have no trace here",
             len(sends) + len(receives),
-            f"{_where(ranks, *some)} with rank {gone}",
+            f"{_where(ranks, *some)} with rank {missing}",
         )
         return []
     # No sequence numbers here: a rank counts its sends and receives with all partners together.

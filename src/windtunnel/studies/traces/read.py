@@ -43,16 +43,16 @@ def _read(paths: Sequence[Path]) -> Trace:
     if len(kinds) < len(paths):
         twice = next(path for at, path in enumerate(paths) if path in paths[:at])
         raise SpecError("traces", str(twice), "name every file once")
-    found = set(kinds.values())
-    if len(found) > 1:
-        raise SpecError("traces", ", ".join(sorted(found)), "give traces of one format at a time")
-    if found == {"parquet"}:
+    formats = set(kinds.values())
+    if len(formats) > 1:
+        raise SpecError("traces", ", ".join(sorted(formats)), "give traces of one format at a time")
+    if formats == {"parquet"}:
         if len(paths) > 1:
             raise SpecError("traces", ", ".join(map(str, paths)), "give one operation table at a time")
         from windtunnel.studies.traces.operation_table.table_trace import read_table_trace
 
         return read_table_trace(paths[0])
-    if found == {"protobuf"}:
+    if formats == {"protobuf"}:
         from windtunnel.studies.traces.chakra.importer import chakra_trace
         from windtunnel.studies.traces.chakra.wire_form import read_wire
 

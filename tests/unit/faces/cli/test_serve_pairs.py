@@ -18,7 +18,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.verbs import made
+from windtunnel.faces.cli.verbs import command_of
 from windtunnel.questions import run
 from windtunnel.questions.asked.serve.listen import ServeListen
 from windtunnel.questions.former import renewed
@@ -144,7 +144,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.long)])
 def test_all_pairs_are_judged_as_they_were(folder: Path, every: int) -> None:
-    before, app = recorded(), made("serve")
+    before, app = recorded(), command_of("serve")
     assert len(before) == 1275
     differ = []
     for first, second, words in islice(questions(), 0, None, every):

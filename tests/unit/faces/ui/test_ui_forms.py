@@ -16,7 +16,7 @@ pytest.importorskip("httpx")
 from cyclopts import App
 from starlette.testclient import TestClient
 
-from windtunnel.faces.cli.verbs import made
+from windtunnel.faces.cli.verbs import command_of
 from windtunnel.faces.ui.jobs import UNDRAWN, VERBS, JobList
 from windtunnel.faces.ui.server import application
 from windtunnel.questions.form import inputs
@@ -47,7 +47,7 @@ def test_each_study_has_a_form_of_its_questions_fields(client: TestClient, verb:
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in UNDRAWN])
 def test_each_study_draws_a_report(verb: str) -> None:
-    app = made(verb.split()[0])
+    app = command_of(verb.split()[0])
     for name in verb.split()[1:]:
         app = app[name]
     shown = app.default_command if isinstance(app, App) else app

@@ -74,7 +74,7 @@ def test_an_answer_is_the_same_with_a_second_process(two_cores: list[int]) -> No
     with working_ahead() as exact:
         assert isinstance(exact, Ahead)
         assert found_by(exact) == alone
-        assert len(exact._found) >= alone["space"]["replayed"] > 0  # and it did the work
+        assert len(exact._answers) >= alone["space"]["replayed"] > 0  # and it did the work
     with pytest.raises(ChildProcessError):  # it is gone, and was waited for
         os.waitpid(two_cores[0], os.WNOHANG)
 

@@ -150,20 +150,20 @@ def test_a_rank_that_was_found_to_differ_is_taken_into_the_search() -> None:
 
     layout = find_axes(grid, [])
     assert find_classes(layout, digests).counts() == {0: 64}
-    table = find_classes(layout, digests, known=[23])
+    table = find_classes(layout, digests, ranks_run=[23])
     assert table.counts() == {0: 54, 20: 10}
     assert [table.representative_of(rank) for rank in (19, 20, 29, 30)] == [0, 20, 20, 0]
 
 
 def test_drawn_ranks_are_new_of_one_pipeline_and_the_same_for_a_seed() -> None:
     layout = find_axes(Grid((4, 8, 2), ("pp", "dp", "tp")), [(0, 16)])
-    drawn = draw(layout, 3, 7, known=range(0, 64, 16))
+    drawn = draw(layout, 3, 7, ranks_run=range(0, 64, 16))
     assert len(drawn) == len(set(drawn)) == 3
     assert len({rank % 16 for rank in drawn}) == 1
-    assert drawn == draw(layout, 3, 7, known=range(0, 64, 16))
+    assert drawn == draw(layout, 3, 7, ranks_run=range(0, 64, 16))
     assert not {0, 16, 32, 48} & set(drawn)
-    assert len({tuple(draw(layout, 3, seed, known=())) for seed in range(20)}) > 10
-    assert draw(layout, 1000, 0, known=()) == list(range(64))
+    assert len({tuple(draw(layout, 3, seed, ranks_run=())) for seed in range(20)}) > 10
+    assert draw(layout, 1000, 0, ranks_run=()) == list(range(64))
 
 
 def test_an_axis_where_all_ranks_differ_is_not_run_to_its_end() -> None:

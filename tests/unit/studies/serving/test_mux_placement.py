@@ -54,7 +54,7 @@ def test_every_model_is_placed_once_and_meshes_fit() -> None:
     for mesh in found.meshes:
         assert len(mesh.models) == 1 or sum(share for _, share in mesh.models) <= SM_LIMIT
         assert sum(models[m].weight_bytes for m, _ in mesh.models) < 80e9 * mesh.gpus
-    assert found.tried == len(list(partitions(8)))
+    assert found.partitions == len(list(partitions(8)))
     assert found.runner_up is not None
     assert found.runner_up[0] <= found.throughput_per_s
     assert found.runner_up[1] != found.meshes

@@ -99,17 +99,17 @@ def ranks_of(layout: Layout) -> _Ranks:
 def test_gradients_in_buckets_and_updated_copies() -> None:
     layout = laid_out(framework="fsdp", zero_stage=0)
     ranks = ranks_of(layout)
-    held = ranks.held[0]
+    held = ranks.pieces_of[0]
     parameters = sum(sum(piece.learning) for piece in held)
     count = int(2 * parameters // BUCKET_BYTES)
     assert ranks._buckets(held) == ([BUCKET_BYTES] * count if keeping("fsdp").buckets else [])
     for framework in ("nanotron", "megatron"):
         sharded = laid_out(framework=framework, zero_stage=1)
         ranks = ranks_of(sharded)
-        size = int(2 * sum(sum(piece.learning) for piece in ranks.held[0]))
+        size = int(2 * sum(sum(piece.learning) for piece in ranks.pieces_of[0]))
         part = size // 64
         copies = [part] * 65 + [size] if keeping(framework).updated_copy else []
-        assert ranks._updated(ranks.held[0]) == copies
+        assert ranks._updated(ranks.pieces_of[0]) == copies
 
 
 def test_what_is_reserved_beyond_what_is_allocated() -> None:
@@ -132,12 +132,12 @@ def test_what_is_reserved_beyond_what_is_allocated() -> None:
 def test_categories_of_a_peak_are_state_and_what_is_in_flight() -> None:
     layout = laid_out(pp=2, zero_stage=0)
     ranks = ranks_of(layout)
-    for held, (categories, walk) in zip(ranks.held, ranks.drafts, strict=True):
+    for held, (categories, walk) in zip(ranks.pieces_of, ranks.drafts, strict=True):
         dense = sum(piece.dense_parameters for piece in held)
         assert categories["parameters"] == int(2 * dense)
         assert categories["gradients"] == int(layout.gradient_bytes * dense + walk.gradients)
-        assert sum(categories.values()) == ranks.allocated[ranks.held.index(held)]
+        assert sum(categories.values()) == ranks.allocated[ranks.pieces_of.index(held)]
     first, last = (ranks.drafts[rank][1].activations for rank in (0, 1))
-    layers = [sum(not block.is_end for piece in held for block in piece.blocks) for held in ranks.held]
+    layers = [sum(not block.is_end for piece in held for block in piece.blocks) for held in ranks.pieces_of]
     assert layers == [4, 4]
     assert first > 1.5 * last  # two micro-batches are in flight on the first stage, one on the last

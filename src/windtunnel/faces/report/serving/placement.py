@@ -53,7 +53,9 @@ def placed_document(placed: Placed) -> Document:
             for group in placement.groups
         ]
         what = "of requests in time" if in_time else "requests/s in all"
-        verdict = f"{_value(placement.value, in_time)} {what}, best of {placement.tried} {placement.what_was_tried}"
+        verdict = (
+            f"{_value(placement.value, in_time)} {what}, best of {placement.candidates} {placement.what_was_tried}"
+        )
         lines = []
         if placement.runner_up_value is not None:
             costs = _value(placement.value - placement.runner_up_value, in_time) + ("" if in_time else " requests/s")

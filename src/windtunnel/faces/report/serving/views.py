@@ -196,8 +196,10 @@ def _layout(spec: Answer) -> str:
 def served_document(served: Served) -> Document:
     """A deployment under a load; latency over rate where that was asked for."""
     document = serving_document(served.result, () if served.curve is None else served.curve.points)
-    told = [Headline(one.sentence, tone="warn" if one.verdict == "slower" else "good") for one in served.measured]
-    return replace(document, views=[*told, *document.views])
+    headlines = [
+        Headline(figure.sentence, tone="warn" if figure.verdict == "slower" else "good") for figure in served.measured
+    ]
+    return replace(document, views=[*headlines, *document.views])
 
 
 def pool_document(answer: Answer, name: str = "a file") -> Document:

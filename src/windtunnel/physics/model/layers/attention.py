@@ -49,7 +49,8 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
     passes = 0.0
     if attention.position == "rope":
         passes += 2 * w if shard.fused else 10 * w
-    kept = query_key * w if attention.qk_norm in ("per_head", "full") else 0.0  # their norms' input, for the backward
+    # The norms' input, for the backward.
+    saved_bytes = query_key * w if attention.qk_norm in ("per_head", "full") else 0.0
     if attention.qk_norm != "none":
         passes += 2 * w if shard.fused or shard.fused_norms else 15 * w
     if attention.kind == "mla":
@@ -62,7 +63,7 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
                 "memory",
                 forward_bytes=passes * query_key,
                 backward_bytes=1.5 * passes * query_key,
-                saved_bytes=kept,
+                saved_bytes=saved_bytes,
                 output_bytes=query_key * w,
                 kernels=2 if shard.fused else 8,
                 timed=Timed("rope", t * (heads + kv_heads), d) if attention.position == "rope" else None,
@@ -87,13 +88,13 @@ def _compressed(attention: Compressed, model: Model, shard: Shard) -> list[Opera
     heads, d, rank = attention.heads / shard.tp, attention.head_dim, attention.q_lora_rank or 0
     index = attention.index_heads * attention.index_dim
     groups = attention.out_groups * attention.out_rank / shard.tp
-    met = int(min(s, (attention.window or s) + attention.far_keys(s)))
+    keys_per_query = int(min(s, (attention.window or s) + attention.far_keys(s)))
     keys = s / shard.cp
     core = Operation(
         "core_attention",
         "core_attention",
         "attention",
-        shape=(shard.batch, s, s, heads, 1.0, d, d, met if met < s else 0, shard.cp),
+        shape=(shard.batch, s, s, heads, 1.0, d, d, keys_per_query if keys_per_query < s else 0, shard.cp),
         flops=t * attention.score_flops_per_token(s, "full") / shard.tp,
         saved_bytes=t * w * (2.0 * heads * d + d) + 4 * t * heads,
         output_bytes=t * heads * d * w,
@@ -177,7 +178,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
     t, w, s = shard.tokens, shard.activation_bytes, shard.seq_len
     d, dv = attention.head_dim, attention.value_head_dim
     flops = t * attention.score_flops_per_token(s, "full") / shard.tp  # as MFU counts them, the mask left out
-    kept = t * w * (heads * d + kv_heads * (d + dv) + heads * dv) + 4 * t * heads  # q, k, v, out, log-sum-exp
+    saved_bytes = t * w * (heads * d + kv_heads * (d + dv) + heads * dv) + 4 * t * heads  # q, k, v, out, log-sum-exp
     key_value = t * kv_heads * (d + dv) * w
     ring = shard.cp > 1 and shard.cp_kind == "ring"
     exchange = Transfer("send_recv", "cp", key_value) if ring else None
@@ -198,7 +199,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
             "attention",
             shape=shape,
             flops=flops,
-            saved_bytes=kept,
+            saved_bytes=saved_bytes,
             output_bytes=t * heads * dv * w,
             before=exchange,
             kernels=shard.cp if ring else 1,

@@ -179,7 +179,7 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
     launches = shard.expert_launches_low if shard.precision in CAST_BYTES else shard.expert_launches
     low, m = shard.precision in CAST_BYTES, even * load
     cast = CAST_BYTES[shard.precision] if low else 0.0
-    kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
+    element_bytes = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
     return Operation(
         name,
         "moe",
@@ -188,7 +188,7 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
         flops=2.0 * groups * even * n * k,
         forward_bytes=cast * groups * m * k,
         backward_bytes=cast * groups * m * n,
-        saved_bytes=groups * m * k * kept,
+        saved_bytes=groups * m * k * element_bytes,
         output_bytes=groups * m * n * shard.activation_bytes,
         weight_elements=groups * n * k,
         low_precision=low,

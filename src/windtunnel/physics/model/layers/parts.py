@@ -73,7 +73,7 @@ def linear(
         after = Transfer("reduce_scatter" if shard.sequence_parallel else "all_reduce", "tp", size)
         before_backward = Transfer("all_gather", "tp", m * n * (1.0 if low else w)) if shard.sequence_parallel else None
     cast = CAST_BYTES[shard.precision] if low else 0.0
-    kept = KEPT_BYTES[shard.precision] if low else float(w)
+    element_bytes = KEPT_BYTES[shard.precision] if low else float(w)
     gathered = side == "column" and shard.sequence_parallel
     return Operation(
         name,
@@ -83,7 +83,7 @@ def linear(
         flops=2.0 * m * n * k,
         forward_bytes=cast * m * k,
         backward_bytes=cast * m * n,
-        saved_bytes=m * k * kept / (shard.tp if gathered else 1),
+        saved_bytes=m * k * element_bytes / (shard.tp if gathered else 1),
         output_bytes=m * n * w,
         weight_elements=n * k,
         low_precision=low,

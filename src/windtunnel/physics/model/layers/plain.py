@@ -158,7 +158,7 @@ def _per_head(name: str, part: str, rows: float, width: float, shard: Shard, sou
 
 def _latent_attention(attention: Attention, model: Model, shard: Shard) -> list[Operation]:
     """Multi-head latent attention: already one GEMM per projection."""
-    found = []
+    ops = []
     before = {"q_down": "norm_1", "q": "norm_1", "q_up": "q_down", "kv_down": "norm_1", "kv_up": "kv_down"}
     for op in attention_operations(attention, model, shard):
         query = "q_up" if attention.q_lora_rank else "q"
@@ -170,8 +170,8 @@ def _latent_attention(attention: Attention, model: Model, shard: Shard) -> list[
             op = _read(op, "rope" if attention.position == "rope" else query, "kv_up")
         elif op.name == "out":
             op = _read(op, "core_attention")
-        found.append(op)
-    return found
+        ops.append(op)
+    return ops
 
 
 def _outputs(block: FeedForward) -> list[str]:
@@ -231,8 +231,8 @@ def _loop(block: FeedForward, model: Model, shard: Shard, normed: str, load: flo
     )
     gather = _per_expert("permute", n, (2.0, 2.0), w * rows * h, Timed("gather_rows", rows / n, h, n, n), normed)
     ops = [_read(router, normed), choose, index, gather]
-    found = [_expert_gemm(name, n, rows / n, block.size, h, shard, "permute") for name in names]
-    ops += [found[0], *(replace(op, new_shapes=0) for op in found[1:])]  # gate and up have the same shape
+    gemms = [_expert_gemm(name, n, rows / n, block.size, h, shard, "permute") for name in names]
+    ops += [gemms[0], *(replace(op, new_shapes=0) for op in gemms[1:])]  # gate and up have the same shape
     if len(names) > 1:
         ops.append(_sum("permute sum", rows / n, h, float(n), rows * h * w / n))
     activation = activate("expert_activation", "moe_activation", rows, block.size, block, shard)

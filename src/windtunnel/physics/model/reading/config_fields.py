@@ -27,14 +27,14 @@ FIELDS = Path(__file__).parents[1] / "types" / "_fields.yaml"
 
 
 @cache
-def _known() -> dict[str, dict[str, list[object]]]:
+def _field_lists() -> dict[str, dict[str, list[object]]]:
     return own_document(FIELDS.read_text(encoding="utf-8"))
 
 
 @cache
 def irrelevant() -> frozenset[object]:
     """Fields that change no shape in any architecture."""
-    return frozenset(chain.from_iterable(_known()["irrelevant"].values()))
+    return frozenset(chain.from_iterable(_field_lists()["irrelevant"].values()))
 
 
 class Fields:
@@ -92,7 +92,7 @@ class Fields:
             shown = " or ".join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)
             raise self.refuse(key, value, f"{why}; give {shown}, or remove the field")
 
-    def words(self, key: str, n: int, known: tuple[str, ...]) -> None:
+    def words(self, key: str, n: int, vocabulary: tuple[str, ...]) -> None:
         """Accept the field only where it is absent or a list of `n` words out of `known`."""
         value = self._get(key)
         if value is _MISSING:
@@ -102,8 +102,8 @@ class Fields:
         if len(value) != n:
             raise self.refuse(key, value, f"the list has {len(value)} entries: give one per layer, {n}")
         for item in value:
-            if not isinstance(item, str) or item not in known:
-                raise self.refuse(key, item, f"use only {', '.join(known)}")
+            if not isinstance(item, str) or item not in vocabulary:
+                raise self.refuse(key, item, f"use only {', '.join(vocabulary)}")
 
     def inner(self, key: str, *, required: bool = False) -> Fields:
         """A nested object as Fields of its own; empty where absent and not required."""
@@ -125,7 +125,7 @@ class Fields:
 
         A field that nobody knows and that is null or false asks for nothing: it is left out, and a note says so.
         """
-        neutral, idle = _known()["neutral"], irrelevant()
+        neutral, idle = _field_lists()["neutral"], irrelevant()
         unknown = sorted(k for k in self._config if not (k in self._read or k in idle or NUMERICS.match(k)))
         unread = [k for k in unknown if self._config[k] is not None and self._config[k] is not False]
         unread = [k for k in unread if self._config[k] not in neutral.get(k, ())]

@@ -14,7 +14,7 @@ BYTES_MAX = 16 * 2**20  # a config is a few KiB; more is another file given by m
 def config_of(path: Path) -> tuple[dict[str, object], Path]:
     """The object in the file at `path`, or in `config.json` if `path` is a folder; with the path that was read."""
     path = path / "config.json" if os.path.isdir(path) else path
-    found = read_json(path, "give a model's config.json, or the folder that holds one", BYTES_MAX, infinite=True)
-    if not isinstance(found, dict):
-        raise InputFileError(path, f"holds a {type(found).__name__}, not an object", "give the model's config.json")
-    return found, path
+    config = read_json(path, "give a model's config.json, or the folder that holds one", BYTES_MAX, infinite=True)
+    if not isinstance(config, dict):
+        raise InputFileError(path, f"holds a {type(config).__name__}, not an object", "give the model's config.json")
+    return config, path

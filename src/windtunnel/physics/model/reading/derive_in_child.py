@@ -19,17 +19,17 @@ SHARED = re.compile(r"shared", re.IGNORECASE)
 
 def of_layer(layer: Module) -> dict[str, int]:
     """Elements by what holds them."""
-    found = {"mixer": 0, "mixer_rest": 0, "block": 0, "shared": 0, "rest": 0, "experts": 0, "expert_weights": 0}
+    elements = {"mixer": 0, "mixer_rest": 0, "block": 0, "shared": 0, "rest": 0, "experts": 0, "expert_weights": 0}
     for path, p in layer.named_parameters():
         if p.dim() == 3 and "expert" in path:
-            found["experts"], found["expert_weights"] = int(p.shape[0]), found["expert_weights"] + p.numel()
+            elements["experts"], elements["expert_weights"] = int(p.shape[0]), elements["expert_weights"] + p.numel()
         elif MIXER.search(path) and not re.search(r"mlp|feed_forward|ffn", path):
-            found["mixer" if p.dim() >= 2 else "mixer_rest"] += p.numel()
+            elements["mixer" if p.dim() >= 2 else "mixer_rest"] += p.numel()
         elif p.dim() == 2:
-            found["shared" if SHARED.search(path) else "block"] += p.numel()
+            elements["shared" if SHARED.search(path) else "block"] += p.numel()
         else:
-            found["rest"] += p.numel()
-    return found
+            elements["rest"] += p.numel()
+    return elements
 
 
 def order_of(model: Module, layers: Module) -> list[int]:
@@ -59,20 +59,22 @@ def main() -> None:
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    given = json.loads(sys.stdin.read())
-    kind = given.pop("model_type")
+    config_fields = json.loads(sys.stdin.read())
+    kind = config_fields.pop("model_type")
     left_out = ("architectures", "auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version")
-    config = CONFIG_MAPPING[kind](**{key: value for key, value in given.items() if key not in left_out})
+    config = CONFIG_MAPPING[kind](**{key: value for key, value in config_fields.items() if key not in left_out})
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    known = AutoModelForCausalLM._model_mapping
+    text_classes = AutoModelForCausalLM._model_mapping
     # What writes text, without the towers beside it where that is a class of its own.
-    found = next(((AutoModelForCausalLM, one) for one in (text, config) if type(one) in known), None)
-    if found is None and type(config) in AutoModelForImageTextToText._model_mapping:
-        found = AutoModelForImageTextToText, config
-    if found is None:
+    choice = next(
+        ((AutoModelForCausalLM, candidate) for candidate in (text, config) if type(candidate) in text_classes), None
+    )
+    if choice is None and type(config) in AutoModelForImageTextToText._model_mapping:
+        choice = AutoModelForImageTextToText, config
+    if choice is None:
         sys.exit(f"transformers {transformers.__version__} has no class that writes text from this config")
     with torch.device("meta"):
-        model = found[0].from_config(found[1], trust_remote_code=False)
+        model = choice[0].from_config(choice[1], trust_remote_code=False)
     stacks = [
         (path, m) for path, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and "expert" not in path
     ]

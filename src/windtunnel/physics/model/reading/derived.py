@@ -75,7 +75,7 @@ def derived(config: Mapping[str, object], where: str | None = None) -> Model:
         )
         layers.append(Layer(attention=mixer, feed_forward=_block(parts, hidden, number)))
     shared: dict[Layer, Layer] = {}
-    built = tuple(shared.setdefault(layer, layer) for layer in layers)
+    shared_layers = tuple(shared.setdefault(layer, layer) for layer in layers)
     vocab = counted("vocab_size", fields.get("vocab_size"), SIZE_MAX, where=where)
     note = f"derived from what transformers {facts['transformers']} builds, not verified: mixers are taken as attention"
     if len(facts["order"]) > len(facts["layers"]):
@@ -90,7 +90,7 @@ def derived(config: Mapping[str, object], where: str | None = None) -> Model:
         family=str(config["model_type"]),
         hidden_size=hidden,
         vocab_size=vocab,
-        layers=built,
+        layers=shared_layers,
         tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
         max_sequence_length=number("context", 4096, 2**31),
         notes=(note,),
@@ -129,8 +129,8 @@ def _facts(config: Mapping[str, object], where: str | None) -> dict[str, Any]:
     path = folder / f"derived-{hashlib.sha256((CHILD.read_text() + text).encode()).hexdigest()[:32]}.json"
     try:
         if path.stat().st_uid == os.getuid():
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return found
+            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return facts
     except (OSError, ValueError):
         pass  # none there, or not whole: it is made again
     try:
@@ -141,17 +141,17 @@ def _facts(config: Mapping[str, object], where: str | None) -> dict[str, Any]:
         remedy = f"transformers did not build it in {SECONDS} s: write a file for it in physics/model/types"
         raise SpecError("model_type", config["model_type"], remedy, where) from None
     try:
-        found = json.loads(run.stdout.splitlines()[-1])
-        counted("num_hidden_layers", len(found["order"]), LAYERS_MAX)
+        facts = json.loads(run.stdout.splitlines()[-1])
+        counted("num_hidden_layers", len(facts["order"]), LAYERS_MAX)
     except (ValueError, IndexError, KeyError):
-        said = (run.stderr.strip().splitlines() or ["no message"])[-1][:200]
-        remedy = f"this architecture cannot be read: no file does, and transformers does not build it: {said}"
+        message = (run.stderr.strip().splitlines() or ["no message"])[-1][:200]
+        remedy = f"this architecture cannot be read: no file does, and transformers does not build it: {message}"
         raise SpecError("model_type", config["model_type"], remedy, where) from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.part")
-        scratch.write_text(json.dumps(found), encoding="utf-8")
+        scratch.write_text(json.dumps(facts), encoding="utf-8")
         scratch.replace(path)
     except OSError:
         pass  # a folder that cannot be written is passed over: it is built again next time
-    return found
+    return facts

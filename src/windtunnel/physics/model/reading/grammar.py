@@ -131,7 +131,7 @@ class _Reading:
         self.fields, self.rules = fields, rules
         self.defaults: dict[str, object] = rules.get("defaults", {})
         self.aliases: dict[str, str] = rules.get("aliases", {})
-        self.kept: dict[tuple[str, str], object] = {}
+        self.nouns: dict[tuple[str, str], object] = {}
         self.by_layer: dict[tuple[str, str], bool] = {}  # whether a noun's entries ask for the layer
 
     def value(self, text: object, i: int = -1) -> Any:
@@ -161,14 +161,14 @@ class _Reading:
             case ast.Compare():
                 return OPERATIONS[type(node.ops[0])](self._of(node.left, i), self._of(node.comparators[0], i))
             case ast.BoolOp():
-                for one in node.values:
-                    found = self._of(one, i)
-                    if bool(found) == isinstance(node.op, ast.Or):
+                for operand in node.values:
+                    result = self._of(operand, i)
+                    if bool(result) == isinstance(node.op, ast.Or):
                         break
-                return found
+                return result
             case ast.UnaryOp():
-                found = self._of(node.operand, i)
-                return not found if isinstance(node.op, ast.Not) else -found
+                result = self._of(node.operand, i)
+                return not result if isinstance(node.op, ast.Not) else -result
             case ast.IfExp():
                 return self._of(node.body if self._of(node.test, i) else node.orelse, i)
             case ast.List() | ast.Tuple():
@@ -176,7 +176,7 @@ class _Reading:
             case ast.Call(func=ast.Name(id="given" | "has" as name), args=[ast.Constant(value=str(key))]):
                 return self.fields.given(key) if name == "given" else self.fields.has(key)
             case ast.Call(func=ast.Name(id=name)):
-                return FUNCTIONS[name](*(self._of(one, i) for one in node.args))
+                return FUNCTIONS[name](*(self._of(argument, i) for argument in node.args))
         raise ValueError(ast.dump(node))
 
     @staticmethod
@@ -203,11 +203,11 @@ class _Reading:
 
     def entries(self, part: str, name: str, entries: Mapping[str, object], i: int) -> dict[str, Any]:
         """The entries of one noun, worked out and in range."""
-        found = {key: self._entry(key, text, i) for key, text in entries.items()}
-        for key, value in found.items():
+        values = {key: self._entry(key, text, i) for key, text in entries.items()}
+        for key, value in values.items():
             if (key in FLAGS and not isinstance(value, bool)) or (key == "activation" and value not in ACTIVATIONS):
-                known = f"give one of {', '.join(ACTIVATIONS)}" if key == "activation" else "give true or false"
-                raise self.fields.refuse(str(entries[key]).lstrip("= "), showable(value), known)
+                remedy = f"give one of {', '.join(ACTIVATIONS)}" if key == "activation" else "give true or false"
+                raise self.fields.refuse(str(entries[key]).lstrip("= "), showable(value), remedy)
             if isinstance(value, float):
                 raise self.fields.refuse(str(entries[key]), value, "give a whole number")
             if value is None and key in ("conv_channels", "conv_width"):  # its default is a field that is not there
@@ -219,7 +219,7 @@ class _Reading:
                 counted(field, value, MOST.get(key, SIZE_MAX), least=least, where=self.fields.where)
             elif isinstance(value, dict | list) or (key not in WORDS and isinstance(value, str)):
                 raise self.fields.refuse(str(entries[key]), showable(value), "give a number")
-        return found
+        return values
 
     def _entry(self, key: str, text: object, i: int) -> object:
         if key in WORDS and isinstance(text, str):
@@ -235,9 +235,9 @@ class _Reading:
                 isinstance(v, str) and _parsed(v)[1] for k, v in self.defaults.items() if any(k in t for t in texts)
             )
         key = (part, f"{name}:{i}" if self.by_layer[part, name] else name)
-        if key not in self.kept:
-            self.kept[key] = make(self.entries(part, name, entries, i))
-        return self.kept[key]
+        if key not in self.nouns:
+            self.nouns[key] = make(self.entries(part, name, entries, i))
+        return self.nouns[key]
 
 
 def read_type(name: str, fields: Fields) -> Model:
@@ -331,7 +331,7 @@ def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ..
     for key, words in rules.get("words", {}).items():
         fields.words(key, n, tuple(words))
     layers: list[Layer] = []
-    known: dict[tuple[int, int, tuple[object, ...]], Layer] = {}
+    distinct: dict[tuple[int, int, tuple[object, ...]], Layer] = {}
     for i, kinds in _kinds(reading, n):
         for part, kind in zip(("mixers", "blocks"), kinds, strict=True):
             if kind not in rules[part] and kind != NOTHING:
@@ -343,9 +343,9 @@ def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ..
         if not block.size:
             entries["norms"] = 1
         key = (id(mixer), id(block), tuple(entries.values()))
-        if key not in known:
-            known[key] = _layer(mixer, block, entries)
-        layers.append(known[key])
+        if key not in distinct:
+            distinct[key] = _layer(mixer, block, entries)
+        layers.append(distinct[key])
     if fields.prefix:
         notes += fields.close()
     whole.setdefault("family", str(fields.raw("model_type")))

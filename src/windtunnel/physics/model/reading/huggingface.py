@@ -21,9 +21,9 @@ from windtunnel.physics.model.reading.grammar import read_type, type_names
 
 def _name_of(config: Mapping[str, object], path: Path) -> str:
     """What a `config.json` calls its model; else the folder, which the hub's cache names `models--ORG--NAME`."""
-    said = config.get("_name_or_path")
-    if isinstance(said, str) and said.isprintable() and said.strip("./ "):
-        return said.rstrip("/").rpartition("/")[2]
+    path_or_name = config.get("_name_or_path")
+    if isinstance(path_or_name, str) and path_or_name.isprintable() and path_or_name.strip("./ "):
+        return path_or_name.rstrip("/").rpartition("/")[2]
     cached = [part for part in path.resolve().parts if part.startswith("models--")]
     return cached[-1].rpartition("--")[2] if cached else path.resolve().parent.name
 

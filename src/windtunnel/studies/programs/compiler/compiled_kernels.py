@@ -30,13 +30,13 @@ def kernels_of(flow: Flow) -> list[Kernel]:
         kernels += [Kernel([index]) for index in range(at, alive[0]) if index not in dead]
         at, first = alive[-1] + 1, alive[0]
         signature = _signature(alive, at, flow, dead)
-        known = alike.get(signature)
-        if known is None:
+        pattern = alike.get(signature)
+        if pattern is None:
             graph = Graph(alive, flow, dead)
-            known = alike[signature] = [
-                Kernel([index - first for index in one.ops], one.domain) for one in graph.kernels()
+            pattern = alike[signature] = [
+                Kernel([index - first for index in kernel.ops], kernel.domain) for kernel in graph.kernels()
             ]
-        kernels += [Kernel([index + first for index in one.ops], one.domain) for one in known]
+        kernels += [Kernel([index + first for index in kernel.ops], kernel.domain) for kernel in pattern]
     kernels += [Kernel([index]) for index in range(at, len(ops)) if index not in dead]
     owner = {index: kernel for kernel in kernels for index in kernel.ops}
     for kernel in kernels:
@@ -50,7 +50,7 @@ def _dead(flow: Flow) -> set[int]:
     """Recomputed without need: a compiler leaves it out, products and collectives too."""
     filled: dict[int, list[Value]] = {}  # what collectives give
     for value in flow.readers:
-        if value[1] >= 0 and not flow.made[value[1]]:
+        if value[1] >= 0 and not flow.outputs[value[1]]:
             filled.setdefault(value[1], []).append(value)
     wait_of = {op.after[0]: index for index, op in enumerate(flow.ops) if op.kind == "wait" and len(op.after) == 1}
     dead: set[int] = set()
@@ -62,8 +62,10 @@ def _dead(flow: Flow) -> set[int]:
             if all(dead.issuperset(flow.readers[value]) for value in filled.get(index, ())):
                 dead |= {index, wait_of.get(index, index)}
         elif op.kind == "compute":
-            made = flow.made[index]
-            if made and all(flow.is_own(value) and dead.issuperset(flow.readers.get(value, ())) for value in made):
+            outputs = flow.outputs[index]
+            if outputs and all(
+                flow.is_own(value) and dead.issuperset(flow.readers.get(value, ())) for value in outputs
+            ):
                 dead.add(index)
     return dead
 
@@ -72,18 +74,18 @@ def _signature(alive: Sequence[int], end: int, flow: Flow, dead: set[int]) -> tu
     """Equal for graphs that give the same kernels: the layers of a model, mostly."""
     first, members = alive[0], set(alive)
     storages: dict[int, int] = {}
-    found: list[object] = []
+    rows: list[object] = []
     for index in range(first, end):
         if index in dead:
-            found.append(None)
+            rows.append(None)
             continue
         op = flow.ops[index]
         reads = tuple((storages.setdefault(number, len(storages)), max(-1, by - first)) for number, by, _ in op.reads)
         writes = tuple(storages.setdefault(number, len(storages)) for number, _ in op.writes)
         after = tuple(number - first for number in op.after if number >= first)
         row = (op.name, op.kind, op.inputs, op.outputs, op.recompute, index in members, reads, writes, after)
-        found.append(row)
-    return tuple(found)
+        rows.append(row)
+    return tuple(rows)
 
 
 def _reads_and_writes(kernel: Kernel, owner: dict[int, Kernel], flow: Flow) -> None:
@@ -94,7 +96,7 @@ def _reads_and_writes(kernel: Kernel, owner: dict[int, Kernel], flow: Flow) -> N
                 # Parts of one tensor add up to the whole; the whole is read once.
                 size += kernel.reads.get((storage, writer), 0)
                 kernel.reads[storage, writer] = min(size, flow.storage_bytes[storage])
-        for value in flow.made[index]:
+        for value in flow.outputs[index]:
             elsewhere = any(
                 owner.get(number) is not kernel for number in flow.readers.get(value, ()) if number in owner
             )
@@ -108,7 +110,7 @@ class _Remaking:
     def __init__(self, kernels: Sequence[Kernel], owner: dict[int, Kernel], flow: Flow) -> None:
         self.kernels, self.owner, self.flow = kernels, owner, flow
         self.readers: dict[Value, list[Kernel]] = {}
-        self.kept: dict[int, set[Value]] = {}  # region -> what its backward graph reads anyway
+        self.read_anyway: dict[int, set[Value]] = {}  # region -> what its backward graph reads anyway
         self.reduced: set[int] = set()  # ops that reduce
         self.remade: dict[Value, dict[Value, int]] = {}  # value -> what it is made of
         for kernel in kernels:
@@ -117,7 +119,7 @@ class _Remaking:
             for index in kernel.ops:
                 op = flow.ops[index]
                 if op.compiled and op.phase == "backward":
-                    self.kept.setdefault(op.compiled, set()).update((number, by) for number, by, _ in op.reads)
+                    self.read_anyway.setdefault(op.compiled, set()).update((number, by) for number, by, _ in op.reads)
                 domain = domain_of(op) if kernel.fused else None
                 if domain is not None and domain.reduction:
                     self.reduced.add(index)
@@ -129,7 +131,7 @@ class _Remaking:
                 self._value(kernel, value, size)
 
     def _value(self, kernel: Kernel, value: Value, size: int) -> None:
-        takers = [one for one in self.readers.get(value, ()) if one is not kernel]
+        takers = [reader for reader in self.readers.get(value, ()) if reader is not kernel]
         as_it_is = any(
             not self.owner[number].fused for number in self.flow.readers.get(value, ()) if number in self.owner
         )
@@ -138,9 +140,11 @@ class _Remaking:
         parts: dict[Value, int] = {}
         if not self._made_of(kernel, value, parts) or not self._at_hand(parts, value, size, takers):
             return
-        own = {one: self.flow.bytes[one] for one in parts if self._is_from(kernel, one) and one not in kernel.writes}
+        own = {
+            part: self.flow.bytes[part] for part in parts if self._is_from(kernel, part) and part not in kernel.writes
+        }
         more = sum(own.values()) + sum(
-            held for taker in takers for part, held in parts.items() if part not in taker.reads
+            part_bytes for taker in takers for part, part_bytes in parts.items() if part not in taker.reads
         )
         if more > size + sum(taker.reads[value] for taker in takers):
             return
@@ -149,9 +153,9 @@ class _Remaking:
         kernel.writes |= own
         for taker in takers:
             del taker.reads[value]
-            for part, held in parts.items():
+            for part, part_bytes in parts.items():
                 if part not in taker.reads:
-                    taker.reads[part] = held
+                    taker.reads[part] = part_bytes
                     self.readers.setdefault(part, []).append(taker)
 
     def _is_from(self, kernel: Kernel, value: Value) -> bool:
@@ -160,12 +164,12 @@ class _Remaking:
     def _made_of(self, kernel: Kernel, value: Value, parts: dict[Value, int]) -> bool:
         """Adds what a value is made of, element by element; what is written, or reduced, is taken as it is."""
         for storage, writer, size in self.flow.ops[value[1]].reads:
-            one = (storage, writer)
-            if not self._is_from(kernel, one):
-                parts.update(self.remade.get(one, {one: size}))
-            elif one in kernel.writes or writer in self.reduced:
-                parts[one] = size
-            elif not self._made_of(kernel, one, parts):
+            part = (storage, writer)
+            if not self._is_from(kernel, part):
+                parts.update(self.remade.get(part, {part: size}))
+            elif part in kernel.writes or writer in self.reduced:
+                parts[part] = size
+            elif not self._made_of(kernel, part, parts):
                 return False
         return len(parts) <= MOST_READS
 
@@ -178,6 +182,6 @@ class _Remaking:
             return True
         if not passes <= {own, (maker.compiled, True)}:
             return False
-        kept = self.kept.get(maker.compiled, set())
-        new = {part: held for part, held in parts.items() if part not in kept}
+        of_region = self.read_anyway.get(maker.compiled, set())
+        new = {part: part_bytes for part, part_bytes in parts.items() if part not in of_region}
         return all(self.flow.is_own(part) for part in new) and sum(new.values()) <= size

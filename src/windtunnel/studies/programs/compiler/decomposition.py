@@ -36,7 +36,7 @@ class _Simplifier:
         self.value: dict[Value, Value] = {}  # of the old program: of the new one
         self.numbers: dict[object, int] = {}
         self.number: dict[Value, int] = {}  # of new values: equal where they are
-        self.known: dict[tuple[int, bool, int], int] = {}  # region, backward, number -> the op that computes it
+        self.computed_by: dict[tuple[int, bool, int], int] = {}  # by region, backward, number
         self.merged: set[int] = set()  # storages that are not made any more
 
     def program(self) -> RankProgram:
@@ -44,15 +44,15 @@ class _Simplifier:
             self.begin.append(len(self.ops))
             self._take(index, op)
         self.begin.append(len(self.ops))
-        kept = {storage for op in self.ops for storage, _ in op.writes}
-        gone = self.merged - kept
+        written = {storage for op in self.ops for storage, _ in op.writes}
+        unwritten = self.merged - written
         return replace(
             self.old,
             ops=tuple(self.ops),
             memory=tuple(
                 memory_event._replace(op=self._at(memory_event.op))
                 for memory_event in self.old.memory
-                if memory_event.storage not in gone
+                if memory_event.storage not in unwritten
             ),
             answers=tuple(
                 answer._replace(op=self._at(answer.op)) if answer.op >= 0 else answer for answer in self.old.answers
@@ -66,24 +66,24 @@ class _Simplifier:
         after = tuple(sorted({self.last[earlier] for earlier in op.after}))
         reads = []
         for storage, writer, size in op.reads:
-            one, by = self.value.get((storage, writer), (storage, self.last[writer] if writer >= 0 else -1))
-            reads.append((one, by, size))
+            source, by = self.value.get((storage, writer), (storage, self.last[writer] if writer >= 0 else -1))
+            reads.append((source, by, size))
         op = replace(op, after=tuple(sorted({*after, *(by for _, by, _ in reads if by >= 0)})), reads=tuple(reads))
         at = len(self.ops)
         first, *rest = parts_of(op, index, at) if op.compiled else (op,)
         stands = self._add(index, first)
         if rest and stands != at:  # as much was known already
-            known = {
+            instead = {
                 (storage, at): (other, stands)
                 for (storage, _), (other, _) in zip(first.writes, self.ops[stands].writes, strict=True)
             }
-            rest = [_read_from(part, at, stands, known) for part in rest]
+            rest = [_read_from(part, at, stands, instead) for part in rest]
         for part in rest:
             self._add(index, part)
 
     def _add(self, index: int, op: Op) -> int:
         at = len(self.ops)
-        made = [(storage, at) for storage, _ in op.writes]
+        outputs = [(storage, at) for storage, _ in op.writes]
         self.last += [at] * (index + 1 - len(self.last))
         self.last[index] = at
         if op.compiled:
@@ -92,48 +92,49 @@ class _Simplifier:
             if equal is not None:
                 rest = self.ops[equal].writes
                 self.value |= {
-                    (one, index): (other, equal) for (one, _), (other, _) in zip(op.writes, rest, strict=True)
+                    (storage, index): (other, equal) for (storage, _), (other, _) in zip(op.writes, rest, strict=True)
                 }
                 self.merged |= {storage for storage, _ in op.writes}
                 self.last[index] = equal
                 return equal
             self.number |= {
-                value: self.numbers.setdefault((number, place), len(self.numbers)) for place, value in enumerate(made)
+                value: self.numbers.setdefault((number, place), len(self.numbers))
+                for place, value in enumerate(outputs)
             }
             if self._pure(op):
-                self.known[op.compiled, op.phase == "backward", number] = at
+                self.computed_by[op.compiled, op.phase == "backward", number] = at
         self.value |= {(storage, index): (storage, at) for storage, _ in op.writes}
         self.ops.append(op)
         return at
 
     def _number(self, op: Op, at: int) -> int:
         """Equal for ops that give the same."""
-        taken = []
+        inputs = []
         for storage, writer, _ in op.reads:
-            known = self.number.get((storage, writer))
-            taken.append(("from outside", storage) if known is None else known)
+            number = self.number.get((storage, writer))
+            inputs.append(("from outside", storage) if number is None else number)
         own = at if plain_name(op).rstrip("_") in RANDOM or not op.reads else -1
-        key = (op.name, op.inputs, op.outputs, op.scalars, op.lies, tuple(taken), own)
+        key = (op.name, op.inputs, op.outputs, op.scalars, op.lies, tuple(inputs), own)
         return self.numbers.setdefault(key, len(self.numbers))
 
     @staticmethod
     def _pure(op: Op) -> bool:
-        taken = {storage for storage, _, _ in op.reads}
-        return domain_of(op) is not None and bool(op.writes) and not any(number in taken for number, _ in op.writes)
+        storages = {storage for storage, _, _ in op.reads}
+        return domain_of(op) is not None and bool(op.writes) and not any(number in storages for number, _ in op.writes)
 
     def _equal(self, op: Op, number: int) -> int | None:
         if not self._pure(op):
             return None
         backward = op.phase == "backward"
-        found = self.known.get((op.compiled, backward, number))
-        if found is None and backward and not op.recompute and plain_name(op) in REDUCTIONS:
-            found = self.known.get((op.compiled, False, number))
-        return found
+        equal = self.computed_by.get((op.compiled, backward, number))
+        if equal is None and backward and not op.recompute and plain_name(op) in REDUCTIONS:
+            equal = self.computed_by.get((op.compiled, False, number))
+        return equal
 
 
-def _read_from(op: Op, at: int, other: int, known: dict[Value, Value]) -> Op:
+def _read_from(op: Op, at: int, other: int, instead: dict[Value, Value]) -> Op:
     """An op that takes what another one than was thought has made."""
-    reads = tuple((*known.get((storage, writer), (storage, writer)), size) for storage, writer, size in op.reads)
+    reads = tuple((*instead.get((storage, writer), (storage, writer)), size) for storage, writer, size in op.reads)
     return replace(op, after=tuple(other if number == at else number for number in op.after), reads=reads)
 
 

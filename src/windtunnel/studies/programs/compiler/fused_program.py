@@ -42,10 +42,10 @@ class _Rebuilt:
         self.index: dict[int, int] = {}  # op -> its kernel's place
         for place, kernel in enumerate(self.kernels):
             self.index |= dict.fromkeys(kernel.ops, place)
-        self.gone: dict[int, tuple[int, ...]] = {}  # an op of no kernel: what it came after
+        self.came_after: dict[int, tuple[int, ...]] = {}  # by op of no kernel
         for index, op in enumerate(program.ops):
             if index not in self.index:
-                self.gone[index] = op.after
+                self.came_after[index] = op.after
         nearest = len(self.kernels)
         self.at: list[int] = [0] * (len(program.ops) + 1)  # where what happened at an op happens now
         self.at[-1] = nearest
@@ -66,7 +66,7 @@ class _Rebuilt:
         ops = [self.old.ops[index] for index in kernel.ops]
         before = {earlier for op in ops for earlier in op.after}
         before |= {writer for _, writer in kernel.reads if writer >= 0}
-        after = tuple(sorted({one for earlier in before for one in self._places(earlier)} - {place}))
+        after = tuple(sorted({other for earlier in before for other in self._places(earlier)} - {place}))
         if not kernel.fused:
             return replace(ops[0], after=after, reads=(), writes=())
         main = max(ops, key=lambda op: not op.recompute)
@@ -92,16 +92,16 @@ class _Rebuilt:
         """Kernels that stand for an op; of one that is gone, for what it came after."""
         if index in self.index:
             return {self.index[index]}
-        return {place for earlier in self.gone[index] for place in self._places(earlier)}
+        return {place for earlier in self.came_after[index] for place in self._places(earlier)}
 
     def _spec(self, value: Value, ops: Sequence[Op]) -> TensorSpec:
         storage = value[0]
         for op in ops:
-            for (one, writer, _), spec in zip(op.reads, op.inputs, strict=False):
-                if (one, writer) == value:
+            for (number, writer, _), spec in zip(op.reads, op.inputs, strict=False):
+                if (number, writer) == value:
                     return spec
-            for (one, _), spec in zip(op.writes, op.outputs or op.inputs, strict=False):
-                if one == storage:
+            for (number, _), spec in zip(op.writes, op.outputs or op.inputs, strict=False):
+                if number == storage:
                     return spec
         size = self.flow.storage_bytes.get(storage, 0)
         return TensorSpec((size,), "uint8")
@@ -113,31 +113,31 @@ class _Rebuilt:
         events: dict[int, list[MemoryEvent]] = {}
         for event in self.old.memory:
             events.setdefault(event.storage, []).append(event)
-        made: dict[int, tuple[int, int]] = {}  # storage that a region makes: first and last kernel with it; -1: none
+        spans: dict[int, tuple[int, int]] = {}  # storage that a region makes: first and last kernel with it; -1: none
         for storage, own in events.items():
             born = self.flow.born.get(storage, -1)
-            if born >= 0 and self.flow.ops[born].compiled and storage not in self.flow.found and len(own) <= 2:
+            if born >= 0 and self.flow.ops[born].compiled and storage not in self.flow.resident and len(own) <= 2:
                 places = touched.get(storage, {-1})
-                made[storage] = (min(places), max(places))
-        inner = {storage for storage in made if len(regions[storage]) == 1 and len(events[storage]) == 2}
-        reused = self._reused({storage: made[storage] for storage in inner}, made, events, written)
+                spans[storage] = (min(places), max(places))
+        inner = {storage for storage in spans if len(regions[storage]) == 1 and len(events[storage]) == 2}
+        reused = self._reused({storage: spans[storage] for storage in inner}, spans, events, written)
         never = {
-            number for number, by in self.flow.readers if by >= 0 and by not in self.index and not self.flow.made[by]
+            number for number, by in self.flow.readers if by >= 0 and by not in self.index and not self.flow.outputs[by]
         }
-        never -= self.flow.found | touched.keys()  # what a collective would have given that is not needed
+        never -= self.flow.resident | touched.keys()  # what a collective would have given that is not needed
         rows: list[tuple[int, int, int, MemoryEvent]] = []
         for order, event in enumerate(self.old.memory):
             storage, at = event.storage, min(self.at[event.op], last)
             if storage in never:
                 continue
-            if storage not in made:
-                known = touched.get(storage, ()) if len(events[storage]) <= 2 else ()
-                if event.bytes < 0 and known and max(known) >= at:
-                    rows.append((*_before(max(known) + 1, last), order, event))
+            if storage not in spans:
+                uses = touched.get(storage, ()) if len(events[storage]) <= 2 else ()
+                if event.bytes < 0 and uses and max(uses) >= at:
+                    rows.append((*_before(max(uses) + 1, last), order, event))
                 else:
-                    rows.append((min((at, *known)) if event.bytes > 0 else at, 2, order, event))
+                    rows.append((min((at, *uses)) if event.bytes > 0 else at, 2, order, event))
                 continue
-            first, end = made[storage]
+            first, end = spans[storage]
             if first < 0:
                 continue
             if event.bytes > 0:
@@ -163,13 +163,13 @@ class _Rebuilt:
             if first >= 0 and self.kernels[first].fused:
                 key = (first, events[storage][0].bytes)
                 room[key] = room.get(key, 0) + 1
-        found = set()
+        reused = set()
         for storage, (first, end) in inner.items():
             key = (end, events[storage][0].bytes)
             if end > first and storage not in written[end] and room.get(key):
                 room[key] -= 1
-                found.add(storage)
-        return found
+                reused.add(storage)
+        return reused
 
     def _uses(self) -> tuple[dict[int, set[int]], dict[int, set[int]], dict[int, set[int | None]]]:
         """Kernels that touch each storage; storages that each kernel writes; regions that use each (None: none)."""
@@ -177,7 +177,7 @@ class _Rebuilt:
         written: dict[int, set[int]] = {}
         regions: dict[int, set[int | None]] = {}
         for value in self.flow.readers:
-            if value[1] in self.index and not self.flow.made[value[1]]:  # a communication wrote it
+            if value[1] in self.index and not self.flow.outputs[value[1]]:  # a communication wrote it
                 touched.setdefault(value[0], set()).add(self.index[value[1]])
         for op in self.flow.ops:
             for storage in (*(number for number, _, _ in op.reads), *(number for number, _ in op.writes)):

@@ -94,12 +94,12 @@ def domain_of(op: Op) -> Domain | None:
     specs = (*op.inputs, *op.outputs)
     if not specs or any(spec.dtype.startswith("complex") or (spec.device == "host" and spec.shape) for spec in specs):
         return None
-    made = op.outputs or op.inputs[:1]  # in place: what it writes comes first
-    out = max((math.prod(spec.shape) for spec in made), default=0)
+    outputs = op.outputs or op.inputs[:1]  # in place: what it writes comes first
+    out = max((math.prod(spec.shape) for spec in outputs), default=0)
     if not out:
         return None
     if name in ROW_WISE:
-        width = max(made, key=lambda spec: math.prod(spec.shape)).shape[-1:] or (1,)
+        width = max(outputs, key=lambda spec: math.prod(spec.shape)).shape[-1:] or (1,)
         return Domain(out, "row", out // width[0])
     if name in REDUCTIONS and op.inputs:
         shape = op.inputs[0].shape
@@ -133,8 +133,10 @@ class Flow:
         ops = self.ops = program.ops
         self.readers: dict[Value, list[int]] = {}
         self.bytes: dict[Value, int] = {}
-        self.made: list[list[Value]] = [[(storage, index) for storage, _ in op.writes] for index, op in enumerate(ops)]
-        self.found = {event.storage for event in program.resident}
+        self.outputs: list[list[Value]] = [
+            [(storage, index) for storage, _ in op.writes] for index, op in enumerate(ops)
+        ]
+        self.resident = {event.storage for event in program.resident}
         self.born: dict[int, int] = {}  # storage -> the op that wrote it first
         self.storage_bytes: dict[int, int] = {}
         for index, op in enumerate(ops):
@@ -143,7 +145,7 @@ class Flow:
                 self.storage_bytes[storage] = max(size, self.storage_bytes.get(storage, 0))
             if not op.reads:  # communications and waits: all that came before them
                 for earlier in op.after:
-                    for value in self.made[earlier]:
+                    for value in self.outputs[earlier]:
                         self._read(value, index)
             for storage, size in op.writes:
                 self.bytes[storage, index] = size
@@ -158,7 +160,7 @@ class Flow:
     def is_own(self, value: Value) -> bool:
         """Whether its storage is made by the step's ops: where nobody reads it, nobody needs it."""
         storage = value[0]
-        return storage not in self.found and storage in self.born
+        return storage not in self.resident and storage in self.born
 
 
 def graphs_of(ops: Sequence[Op]) -> list[list[int]]:
@@ -198,23 +200,23 @@ class Graph:
         other = -1
         for index in span:
             op = ops[index]
-            found = {earlier for earlier in op.after if earlier in inside}
-            found |= {waits[earlier] for earlier in op.after if earlier in waits}
+            before = {earlier for earlier in op.after if earlier in inside}
+            before |= {waits[earlier] for earlier in op.after if earlier in waits}
             if op.kind == "wait":
                 waits.update(dict.fromkeys(op.after, index))
             for storage, _, _ in op.reads:
                 readers.setdefault(storage, []).append(index)
             for storage, _ in op.writes:
-                found.update(readers.pop(storage, ()))
+                before.update(readers.pop(storage, ()))
                 if storage in writer:
-                    found.add(writer[storage])
+                    before.add(writer[storage])
                 writer[storage] = index
             if index not in self.members:  # the script's own order
                 if other >= 0:
-                    found.add(other)
+                    before.add(other)
                 other = index
-            found.discard(index)
-            needs[index] = found
+            before.discard(index)
+            needs[index] = before
         return needs
 
     def _late(self, span: Sequence[int]) -> list[int]:
@@ -250,25 +252,25 @@ class Graph:
                 candidates += reads.get(value, ())
                 reads.setdefault(value, []).append(index)
             for candidate in dict.fromkeys(sorted(candidates, reverse=True)):  # what came just before first
-                one, other = group[candidate], group[index]
-                if one == other:
+                into, other = group[candidate], group[index]
+                if into == other:
                     continue
-                whole = join_domains(over[one], over[other], feeds=self._feeds(of[one], of[other]))
-                if whole is None or not self._in_one_pass(of[one] + of[other], whole):
+                whole = join_domains(over[into], over[other], feeds=self._feeds(of[into], of[other]))
+                if whole is None or not self._in_one_pass(of[into] + of[other], whole):
                     continue
-                tried = group | dict.fromkeys(of[other], one)
-                if self._placed(tried) is None:
+                merged = group | dict.fromkeys(of[other], into)
+                if self._placed(merged) is None:
                     continue
-                group = tried
-                of[one] = sorted(of[one] + of.pop(other), key=self.place.__getitem__)
-                over[one] = whole
+                group = merged
+                of[into] = sorted(of[into] + of.pop(other), key=self.place.__getitem__)
+                over[into] = whole
         return self._in_order(group, of, over)
 
     def _read(self, index: int) -> list[Value]:
         return [(storage, writer) for storage, writer, _ in self.flow.ops[index].reads]
 
-    def _feeds(self, one: Iterable[int], other: Iterable[int]) -> bool:
-        makers = set(one)
+    def _feeds(self, members: Iterable[int], other: Iterable[int]) -> bool:
+        makers = set(members)
         return any(value[1] in makers for index in other for value in self._read(index))
 
     def _in_one_pass(self, members: Iterable[int], whole: Domain) -> bool:
@@ -356,12 +358,12 @@ def sorted_by(key: Mapping[int, float], waits: Mapping[int, set[int]]) -> list[i
             followers.setdefault(number, []).append(name)
     ready = [(key[name], name) for name, count in left.items() if not count]
     heapq.heapify(ready)
-    found = []
+    order = []
     while ready:
         _, name = heapq.heappop(ready)
-        found.append(name)
+        order.append(name)
         for number in followers.get(name, ()):
             left[number] -= 1
             if not left[number]:
                 heapq.heappush(ready, (key[number], number))
-    return found
+    return order

@@ -59,9 +59,9 @@ class _Rewriter:
         self.filled = {by: storage for storage, by in self.readers if by >= 0 and not self.ops[by].writes}
         self.wait_of = {op.after[0]: i for i, op in enumerate(self.ops) if op.kind == "wait" and len(op.after) == 1}
         self.batch = max((op.communication.batch for op in self.ops if op.communication is not None), default=0)
-        self.made: dict[int, Op] = {}
+        self.new_ops: dict[int, Op] = {}
         self.stands: dict[int, int] = {}
-        self.gone: set[int] = set()  # storages
+        self.dropped: set[int] = set()  # storages
         self.instead: dict[int, _Instead] = {}
 
     def program(self) -> RankProgram:
@@ -82,7 +82,7 @@ class _Rewriter:
                 order += [*self.instead[index].first, *self.instead[index].ops]
             elif index not in self.stands and index not in early:
                 order.append(index)
-        return rewritten(self.old, order, self.made, self.stands, frozenset(self.gone))
+        return rewritten(self.old, order, self.new_ops, self.stands, frozenset(self.dropped))
 
     # ---- what is found
 
@@ -103,20 +103,20 @@ class _Rewriter:
             if tensor_bytes(self.ops[number].inputs[0]) == call.bytes and self._divides(number, call)
         ]
         first: set[int] = set()
-        kept = []
-        for one in products:
-            needed = self._needed(one, index, own | set(products))
+        usable = []
+        for product in products:
+            needed = self._needed(product, index, own | set(products))
             if needed is not None:
                 first |= needed
-                kept.append(one)
-        if not kept or len({self.ops[number].name for number in kept}) > 1:
+                usable.append(product)
+        if not usable or len({self.ops[number].name for number in usable}) > 1:
             return
-        parts = self._gathered(op, call, kept, value[0])
+        parts = self._gathered(op, call, usable, value[0])
         self.instead[index] = _Instead(parts, sorted(first))
-        pull = max(part for part in parts if self.made[part].communication is not None)
+        pull = max(part for part in parts if self.new_ops[part].communication is not None)
         self.stands |= dict.fromkeys(own, pull)
         if cat >= 0:
-            self.gone.add(storage)
+            self.dropped.add(storage)
 
     def _scatter(self, index: int, op: Op, call: Communication) -> None:
         if len(op.after) != 1:
@@ -142,7 +142,7 @@ class _Rewriter:
             self.stands[self.wait_of[index]] = total
         if cat >= 0:
             self.stands[cat] = own
-            self.gone |= {storage for storage, _ in self.ops[cat].writes}
+            self.dropped |= {storage for storage, _ in self.ops[cat].writes}
 
     def _is_product(self, index: int, beside: Op) -> bool:
         """One of the same graph as the collective."""
@@ -159,12 +159,12 @@ class _Rewriter:
         waiting = [number for number in self.ops[product].after if number > begin and number != direct]
         needed: set[int] = set()
         while waiting:
-            one = waiting.pop()
-            if one in own or self.ops[one].kind != "compute":
+            number = waiting.pop()
+            if number in own or self.ops[number].kind != "compute":
                 return None
-            if one not in needed:
-                needed.add(one)
-                waiting += [earlier for earlier in self.ops[one].after if earlier >= begin]
+            if number not in needed:
+                needed.add(number)
+                waiting += [earlier for earlier in self.ops[number].after if earlier >= begin]
         return needed
 
     # ---- what comes in its place
@@ -217,12 +217,12 @@ class _Rewriter:
     def _pull(self, op: Op, call: Communication, part: TensorSpec, after: int) -> Op:
         size = tensor_bytes(part)
         pull = replace(call, kind=PULL, bytes=size, is_async=True, batch=self.batch, reduce_op="")
-        one = replace(_copy(op, part), name=f"{SYMMETRIC}pull", kind="communication", after=(after,))
-        return replace(one, communication=pull)
+        pull_op = replace(_copy(op, part), name=f"{SYMMETRIC}pull", kind="communication", after=(after,))
+        return replace(pull_op, communication=pull)
 
     def _put(self, op: Op) -> int:
-        name = len(self.ops) + len(self.made)
-        self.made[name] = op
+        name = len(self.ops) + len(self.new_ops)
+        self.new_ops[name] = op
         return name
 
 

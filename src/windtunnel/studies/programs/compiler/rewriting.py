@@ -15,9 +15,9 @@ from windtunnel.studies.programs.program import Op, RankProgram
 def rewritten(
     program: RankProgram,
     order: Sequence[int],
-    made: Mapping[int, Op],
+    new_ops: Mapping[int, Op],
     stands: Mapping[int, int],
-    gone: frozenset[int] = frozenset(),
+    dropped: frozenset[int] = frozenset(),
 ) -> RankProgram:
     """The program with the ops `order`, of which `made` are new or changed.
 
@@ -36,11 +36,13 @@ def rewritten(
         return replace(op, after=after, reads=reads)
 
     old = program.ops
-    ops = tuple(op_at(here, made[name] if name in made else old[name]) for here, name in enumerate(order))
+    ops = tuple(op_at(here, new_ops[name] if name in new_ops else old[name]) for here, name in enumerate(order))
     last = len(ops) - 1
     where = [min(at(name), last) for name in range(len(old))]
     memory = [
-        event._replace(op=where[min(event.op, len(where) - 1)]) for event in program.memory if event.storage not in gone
+        event._replace(op=where[min(event.op, len(where) - 1)])
+        for event in program.memory
+        if event.storage not in dropped
     ]
     memory.sort(key=lambda event: event.op)  # stable: events of one op keep their order
     answers = tuple(answer._replace(op=where[answer.op]) if answer.op >= 0 else answer for answer in program.answers)

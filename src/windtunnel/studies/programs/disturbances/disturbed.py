@@ -42,7 +42,7 @@ def disturbed_job(priced: PricedJob, parts: Sequence[Slow]) -> DisturbedStep[Cap
     return DisturbedStep(tuple(parts), lambda slow: priced.graph(pace_of(priced, slow)))
 
 
-def disturb(priced: PricedJob, job: DisturbedStep[CapturedGraph], asked: Disturbances) -> tuple[int, Disturbed]:
+def disturb(priced: PricedJob, job: DisturbedStep[CapturedGraph], disturbances: Disturbances) -> tuple[int, Disturbed]:
     """The makespan under everything that was asked for, in nanoseconds, and what explains it.
 
     With samples it is their median, and every rank stands for itself: noise makes them differ.
@@ -56,8 +56,8 @@ def disturb(priced: PricedJob, job: DisturbedStep[CapturedGraph], asked: Disturb
 
     return effect_of(
         job,
-        asked,
-        sample=partial(sampled, priced, job.parts, asked.seed, job.makespan(()) / 1e9),
+        disturbances,
+        sample=partial(sampled, priced, job.parts, disturbances.seed, job.makespan(()) / 1e9),
         explain=partial(who_waits, priced),
         place=ranks_on(priced, ()).place,
         simulated=simulated,
@@ -88,14 +88,14 @@ def _held_up(
     """int64[len(ranks)]: what slow links of peers add to the exposed transfers of these programs, kind by kind."""
     graph, shape = now.step.step.graph, split.communication_ns.shape
     kind = graph.program.astype(np.int64) * shape[1] + graph.category
-    taken = (now.timeline.end_ns - now.timeline.start_ns).astype(np.float64)
+    duration_ns = (now.timeline.end_ns - now.timeline.start_ns).astype(np.float64)
     calls = np.flatnonzero((graph.kind >= OpKind.COLLECTIVE) & (graph.kind <= OpKind.RECV))
     size = shape[0] * shape[1]
-    whole = np.bincount(kind[calls], taken[calls], size)
-    added = np.bincount(kind[calls], (taken * now.step.peers_share)[calls], size)
+    whole = np.bincount(kind[calls], duration_ns[calls], size)
+    added = np.bincount(kind[calls], (duration_ns * now.step.peers_share)[calls], size)
     share = np.divide(added, whole, out=np.zeros(size), where=whole > 0.0).reshape(shape)
-    held: NDArray[np.int64] = np.rint((split.communication_ns * share).sum(axis=1)).astype(np.int64)
-    return held[program]
+    held_ns: NDArray[np.int64] = np.rint((split.communication_ns * share).sum(axis=1)).astype(np.int64)
+    return held_ns[program]
 
 
 def waiting_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Waiting, ...]:
@@ -108,11 +108,11 @@ def waiting_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Waiting
     for number, template in enumerate(priced.templates):
         mine = captured.template_of[graph.program] == number
         use[mine] = template.use_of[local[mine]]
-        of_use = np.array([template.slots[one.slot].family for one in template.uses] or [-1], np.int64)
+        of_use = np.array([template.slots[use.slot].family for use in template.uses] or [-1], np.int64)
         family[mine] = np.where(use[mine] >= 0, of_use[use[mine]], -1)
     ready = ready_ns(graph, timeline.end_ns)
     weight = graph.multiplicity
-    found = []
+    waiting = []
     for number in np.unique(family[family >= 0]).tolist():
         ops = np.flatnonzero(family == number)
         waits = np.zeros(graph.n_programs, np.int64)
@@ -125,5 +125,5 @@ def waiting_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Waiting
             pace = captured.pace
             trouble = np.maximum(pace.compute, pace.links)[captured.first_rank[members]]
             last = int(captured.first_rank[members[np.lexsort((-trouble, own))[0]]])
-        found.append(Waiting(family_words(priced.job.families[number].name), mean, int(own.max()), last))
-    return longest_first(found)
+        waiting.append(Waiting(family_words(priced.job.families[number].name), mean, int(own.max()), last))
+    return longest_first(waiting)

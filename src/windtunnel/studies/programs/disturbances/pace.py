@@ -29,36 +29,36 @@ REFUSED = {
 }
 
 
-def placed_on(priced: PricedJob, asked: Disturbances) -> Disturbances:
+def placed_on(priced: PricedJob, disturbances: Disturbances) -> Disturbances:
     """The same with the ranks of uneven stages. Raises SpecError on what a captured script has no place for."""
     slow = []
-    for one in asked.slow:
-        if one.kind in REFUSED:
-            raise SpecError("slow", one.text, REFUSED[one.kind])
-        slow.append(replace(one, gpus=_stage(priced, one)) if one.kind == "stage" else one)
-    return replace(asked, slow=tuple(slow))
+    for part in disturbances.slow:
+        if part.kind in REFUSED:
+            raise SpecError("slow", part.text, REFUSED[part.kind])
+        slow.append(replace(part, gpus=_stage(priced, part)) if part.kind == "stage" else part)
+    return replace(disturbances, slow=tuple(slow))
 
 
 def pace_of(priced: PricedJob, slow: Sequence[Slow]) -> Pace:
     """Factors on each rank's kernels and links; what changes with time counts with what it comes to in the end."""
     pace = Pace.even(priced.job.world_size)
-    for one in slow:
-        if one.kind in HOT and one.gpus:
-            gpus = list(one.gpus)  # each once: two faults of one GPU do not add up, the worse one counts
-            pace.compute[gpus] = np.maximum(pace.compute[gpus], one.factor)
-    for one in slow:
-        if one.kind == "stage":  # more work on a slow GPU takes both times as long
-            pace.compute[list(one.gpus)] *= one.factor
+    for part in slow:
+        if part.kind in HOT and part.gpus:
+            gpus = list(part.gpus)  # each once: two faults of one GPU do not add up, the worse one counts
+            pace.compute[gpus] = np.maximum(pace.compute[gpus], part.factor)
+    for part in slow:
+        if part.kind == "stage":  # more work on a slow GPU takes both times as long
+            pace.compute[list(part.gpus)] *= part.factor
     for gpu, times in link_times(slow, priced.places.cluster).items():
         pace.links[gpu] = max(float(pace.links[gpu]), times)
     return pace
 
 
-def _stage(priced: PricedJob, one: Slow) -> tuple[int, ...]:
+def _stage(priced: PricedJob, part: Slow) -> tuple[int, ...]:
     family = pipeline_of(priced)
     if family < 0:
-        raise SpecError("slow", one.text, "this script sends no messages from stage to stage: use gpu=NUMBER:FACTOR")
+        raise SpecError("slow", part.text, "this script sends no messages from stage to stage: use gpu=NUMBER:FACTOR")
     places = priced.places.place_of[family]
-    if one.stage > places.max():
-        raise SpecError("slow", one.text, f"pipeline stages are numbered 0 to {places.max()}")
-    return tuple(np.flatnonzero(places == one.stage).tolist())
+    if part.stage > places.max():
+        raise SpecError("slow", part.text, f"pipeline stages are numbered 0 to {places.max()}")
+    return tuple(np.flatnonzero(places == part.stage).tolist())

@@ -54,7 +54,7 @@ def sampled(
     kernels = _kernels(priced, captured)
     alone_ns = captured.step.duration_ns[kernels.op]
     turns = turns_of(parts)
-    found = [np.empty(count, np.int64) for _ in sets]
+    makespans = [np.empty(count, np.int64) for _ in sets]
     for place, chosen in enumerate(sets):
         still = [parts[number] for number in sorted(chosen) if not parts[number].random]
         base = _durations(priced, captured, pace_of(priced, [slow for slow in still if slow.kind != "thermal"]))
@@ -64,18 +64,18 @@ def sampled(
             if heats:
                 warm = [_warm(slow, sample * step_s) if slow.kind == "thermal" else slow for slow in still]
                 duration = _durations(priced, captured, pace_of(priced, warm))
-            taken = duration[kernels.op].astype(np.float64)
-            added = np.zeros(len(taken))
+            kernel_ns = duration[kernels.op].astype(np.float64)
+            added = np.zeros(len(kernel_ns))
             for number in sorted(chosen):
                 if parts[number].random:
                     rng = np.random.default_rng((seed, KEYS[parts[number].kind], turns[number], sample))
                     factor, extra = _draw(parts[number], rng, kernels, alone_ns, n)
-                    taken *= factor
+                    kernel_ns *= factor
                     added += extra
             varied = duration.copy()
-            varied[kernels.op] = np.rint(taken + added).astype(np.int64)
-            found[place][sample] = captured.step.replay(varied).makespan_ns
-    return found
+            varied[kernels.op] = np.rint(kernel_ns + added).astype(np.int64)
+            makespans[place][sample] = captured.step.replay(varied).makespan_ns
+    return makespans
 
 
 def _ops_of(priced: PricedJob) -> int:
@@ -84,8 +84,8 @@ def _ops_of(priced: PricedJob) -> int:
     return sum(sizes[rank] * count for rank, count in zip(captured.tolist(), counts.tolist(), strict=True))
 
 
-def _warm(one: Slow, elapsed_s: float) -> Slow:
-    return replace(one, factor=1.0 + (one.factor - 1.0) * -float(np.expm1(-elapsed_s / one.seconds)))
+def _warm(part: Slow, elapsed_s: float) -> Slow:
+    return replace(part, factor=1.0 + (part.factor - 1.0) * -float(np.expm1(-elapsed_s / part.seconds)))
 
 
 def _durations(priced: PricedJob, captured: CapturedGraph, pace: Pace) -> NDArray[np.int64]:
@@ -107,10 +107,10 @@ def _kernels(priced: PricedJob, captured: CapturedGraph) -> _Kernels:
     program = graph.program[op].astype(np.int64)
     passes: list[NDArray[np.int64]] = []
     for template in priced.templates:
-        known: dict[tuple[object, ...], int] = {}
+        numbers: dict[tuple[object, ...], int] = {}
         ops = template.program.ops
         keys = [(ops[at].phase, ops[at].micro_batch) if at >= 0 else () for at in template.op_of.tolist()]
-        passes.append(np.array([known.setdefault(key, len(known)) for key in keys], np.int64))
+        passes.append(np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64))
     local = op - captured.first_op[program]
     which = captured.template_of[program]
     widest = 1 + max((int(array.max(initial=0)) for array in passes), default=0)
@@ -137,6 +137,6 @@ def _draw(
                 extra[own[at]] += part.seconds * 1e9
         return np.ones(n), extra
     spread = float(np.sqrt(np.log1p(part.share**2)))  # lognormal of mean 1
-    drawn = rng.standard_normal(kernels.n_passes if part.kind == "jitter" else n)
-    factor = np.exp(spread * drawn - spread**2 / 2.0)
+    normal = rng.standard_normal(kernels.n_passes if part.kind == "jitter" else n)
+    factor = np.exp(spread * normal - spread**2 / 2.0)
     return (factor[kernels.of_pass] if part.kind == "jitter" else factor), np.zeros(n)

@@ -78,7 +78,9 @@ class PricedJob:
         pace = Pace.even(self.job.world_size) if pace is None else pace
         alike = rank_classes(self.places, self.templates, pace) if fold else np.arange(self.job.world_size)
         assembly = _Assembly(self, pace, alike)
-        sizes = np.array([(one.n_ops, len(one.dep_idx), len(one.stream_names)) for one in assembly.of], np.int64)
+        sizes = np.array(
+            [(template.n_ops, len(template.dep_idx), len(template.stream_names)) for template in assembly.of], np.int64
+        )
         few = (len(self.templates), sum(template.n_ops for template in self.templates))
         refuse_if_too_large(*sizes.sum(axis=0).tolist(), folded=None if fold else few)
         return assembly.graph()
@@ -125,26 +127,26 @@ class _Assembly:
         duration = np.concatenate([part.duration for part in parts])
         rendezvous = self._rendezvous([part.key for part in parts], duration)
         graph = Graph(
-            kind=np.concatenate([one.kind for one in self.of]),
+            kind=np.concatenate([template.kind for template in self.of]),
             stream=np.concatenate(
-                [one.stream + np.int32(base) for one, base in zip(self.of, first_stream[:-1], strict=True)]
+                [template.stream + np.int32(base) for template, base in zip(self.of, first_stream[:-1], strict=True)]
             ).astype(np.int32),
             stream_rank=np.repeat(np.arange(len(self.of), dtype=np.int32), streams),
             dep_ptr=np.concatenate(
-                [[0], *(one.dep_ptr[1:] + base for one, base in zip(self.of, first_edge[:-1], strict=True))]
+                [[0], *(template.dep_ptr[1:] + base for template, base in zip(self.of, first_edge[:-1], strict=True))]
             ).astype(np.int64),
             dep_idx=np.concatenate(
-                [one.dep_idx + np.int32(base) for one, base in zip(self.of, first[:-1], strict=True)]
+                [template.dep_idx + np.int32(base) for template, base in zip(self.of, first[:-1], strict=True)]
             ).astype(np.int32),
             rendezvous=rendezvous,
-            label=np.concatenate([one.label for one in self.of]),
+            label=np.concatenate([template.label for template in self.of]),
             category=np.concatenate([part.category for part in parts]),
-            flops=np.concatenate([one.flops for one in self.of]),
-            bytes=np.concatenate([one.bytes for one in self.of]),
+            flops=np.concatenate([template.flops for template in self.of]),
+            bytes=np.concatenate([template.bytes for template in self.of]),
             multiplicity=np.bincount(self.class_of).astype(np.int64),
             labels=tuple(self.strings.labels) or ("",),
             categories=tuple(self.strings.categories) or ("",),
-            stream_names=tuple(name for one in self.of for name in one.stream_names),
+            stream_names=tuple(name for template in self.of for name in template.stream_names),
         )
         step = step_of(
             graph,
@@ -180,7 +182,11 @@ class _Assembly:
         if len(calls):
             of = template.use_of[calls]
             uses = self._uses(rank, template, np.bincount(of))
-            duration[calls], category[calls], interference[calls] = uses.taken[of], uses.category[of], uses.slows[of]
+            duration[calls], category[calls], interference[calls] = (
+                uses.duration_ns[of],
+                uses.category[of],
+                uses.slows[of],
+            )
             share[calls], peers[calls], traffic = uses.nic_share[of], uses.peers_share[of], uses.traffic
             slot = np.array([use.slot for use in template.uses], np.int64)[of]
             key[calls] = channel[slot] << 32 | template.turn_of[calls]
@@ -219,9 +225,9 @@ class _Assembly:
             traffic.append(
                 Traffic(use.kind, slot.family, tier_of, count, float(use.bytes * count), seconds, p5, p95, source)
             )
-        taken, category, slows_of, nic_share, peers_share = zip(*rows, strict=True)
+        duration_ns, category, slows_of, nic_share, peers_share = zip(*rows, strict=True)
         return _Uses(
-            np.array(taken, np.int64), np.array(category, np.uint16), np.array(slows_of, np.uint8),
+            np.array(duration_ns, np.int64), np.array(category, np.uint16), np.array(slows_of, np.uint8),
             np.array(nic_share), np.array(peers_share), tuple(traffic),
         )  # fmt: skip
 
@@ -238,12 +244,12 @@ class _Assembly:
 
     def _price(self, kind: str, moved: int, group: Group) -> tuple[float, float, float, Source, float]:
         key = (kind, moved, group)
-        found = self.priced_uses.get(key)
-        if found is None:
+        terms = self.priced_uses.get(key)
+        if terms is None:
             price = self.priced.pricer.communication(kind, moved, group)
             share = self.priced.pricer.nic_share(kind, moved, group)
-            found = self.priced_uses[key] = (*price, share)
-        return found
+            terms = self.priced_uses[key] = (*price, share)
+        return terms
 
     def _rendezvous(self, keys: Sequence[NDArray[np.int64]], duration: NDArray[np.int64]) -> NDArray[np.int32]:
         """Ids of what meets; what meets nobody but its like has none. Durations become those of the longest member."""
@@ -318,7 +324,7 @@ class _Assembly:
 class _Uses:
     """Of one rank, [uses]."""
 
-    taken: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
     category: NDArray[np.uint16]
     slows: NDArray[np.uint8]  # interference class
     nic_share: NDArray[np.float64]

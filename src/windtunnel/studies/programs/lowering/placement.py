@@ -53,10 +53,10 @@ class Places:
             peers[list(members)] = np.roll(members, -offset)
         return peers
 
-    def pair(self, one: int, other: int) -> Group:
+    def pair(self, rank: int, other: int) -> Group:
         """Two ranks that send to each other."""
-        near = one // self.cluster.scale_up_domain == other // self.cluster.scale_up_domain
-        return Group(2, 2 if near else 1, 1, self._span(abs(one - other) + 1))
+        near = rank // self.cluster.scale_up_domain == other // self.cluster.scale_up_domain
+        return Group(2, 2 if near else 1, 1, self._span(abs(rank - other) + 1))
 
     def _span(self, span: int) -> int:
         return span if self.cluster.oversubscription > 1.0 else 0
@@ -74,14 +74,14 @@ def places_of(job: CapturedJob, cluster: Cluster) -> Places:
     place_of = np.full((len(job.families), job.world_size), -1, np.int64)
     shapes = []
     for number, family in enumerate(job.families):
-        found = []
+        groups = []
         for row, members in enumerate(family.groups):
             ranks = np.array(members, np.int64)
             group_of[number, ranks], place_of[number, ranks] = row, np.arange(len(ranks))
             counts = np.unique(ranks // cluster.scale_up_domain, return_counts=True)[1]
             span = int(ranks.max() - ranks.min()) + 1 if cluster.oversubscription > 1.0 else 0
-            found.append(Group(len(ranks), int(counts.max()), 1, span))
-        shapes.append(tuple(found))
+            groups.append(Group(len(ranks), int(counts.max()), 1, span))
+        shapes.append(tuple(groups))
     return Places(job, cluster, group_of, place_of, tuple(shapes))
 
 
@@ -100,15 +100,15 @@ class Pace:
 
 def slowest_links(places: Places, pace: Pace) -> list[Floats]:
     """[family][group]: factor on a collective: that of its slowest member where it leaves a domain."""
-    found = []
+    factors = []
     for family, groups in zip(places.job.families, places.groups, strict=True):
         slowest = np.ones(len(groups))
         if (pace.links != 1.0).any():
             for row, (members, group) in enumerate(zip(family.groups, groups, strict=True)):
                 if tier(group) == "scale_out":
                     slowest[row] = pace.links[list(members)].max()
-        found.append(slowest)
-    return found
+        factors.append(slowest)
+    return factors
 
 
 def rank_classes(places: Places, templates: Sequence[Template], pace: Pace) -> Ints:
@@ -167,5 +167,5 @@ def _distance(places: Places, toward: Ints) -> Ints:
 
 
 def _dense(values: NDArray[np.generic]) -> Ints:
-    found: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
-    return found
+    numbers: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
+    return numbers

@@ -105,18 +105,18 @@ class OpPricer:
     compiled_launch_s: float  # one of a compiled graph
     compiled_call_s: float  # of each graph, beyond that
     collective_launch_s: float
-    _known: dict[object, Priced] = field(default_factory=dict, repr=False)
+    _priced: dict[object, Priced] = field(default_factory=dict, repr=False)
 
     def price(self, op: Op) -> Priced | None:
         """The price of an op of kind compute or copy; None where nothing is launched."""
         key = (op.name, op.kind, op.inputs, op.outputs, op.scalars, op.bytes_read, op.bytes_written, op.phase,
                op.recompute)  # fmt: skip
-        found = self._known.get(key)
-        if found is None:
+        priced = self._priced.get(key)
+        if priced is None:
             if plain_name(op) in NO_KERNEL:
                 return None
-            found = self._known[key] = self._price(op)
-        return found
+            priced = self._priced[key] = self._price(op)
+        return priced
 
     def _price(self, op: Op) -> Priced:
         if op.kind == "copy":
@@ -155,7 +155,7 @@ class OpPricer:
                 return price
             # Cut up, a product is no faster: short kernels were timed at a clock that many of them do not get.
             share = self._gemm(m * product.parts, n, k, dtype).scaled(1.0 / product.parts)
-            return max(price, share, key=lambda one: one.seconds)
+            return max(price, share, key=lambda candidate: candidate.seconds)
         # Batched small products are taken as one of the same FLOPs; their outputs are what binds them.
         together = self._gemm(batch * m, n, k, dtype)
         return max(together, self.price_of_moving(self._bytes(op)), key=lambda price: price.seconds)
@@ -257,8 +257,8 @@ class OpPricer:
         to_host = bool(op.outputs) and op.outputs[0].device == "host"
         kind = "d2h" if to_host else "h2d"
         if self.calibrated is not None and size:
-            known = any(name == f"{kind} forward" or name == kind for name, _ in self.calibrated.calibration.points)
-            return self.calibrated.copy(size, kind if known else "copy")
+            is_timed = any(name == f"{kind} forward" or name == kind for name, _ in self.calibrated.calibration.points)
+            return self.calibrated.copy(size, kind if is_timed else "copy")
         seconds = roofline.launch_floor_s() + size / self.cluster.host.offload_bandwidth_bytes_per_s
         return Price(seconds, seconds, seconds * COPY_BAND, Source.ROOFLINE)
 

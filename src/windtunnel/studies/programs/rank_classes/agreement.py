@@ -34,7 +34,7 @@ class Call(NamedTuple):
     """One communication of a program."""
 
     op: int
-    made: Communication
+    communication: Communication
 
 
 class Meeting(NamedTuple):
@@ -84,7 +84,7 @@ def book_of(job: CapturedJob) -> Book:
 def book_of_some(programs: Mapping[int, RankProgram]) -> Book:
     """Of ranks of which nobody knows whom they stand for."""
     book = _book(programs, lambda call: (call.group, call.members))
-    for call in (one.made for calls in book.calls.values() for one in calls):
+    for call in (call.communication for calls in book.calls.values() for call in calls):
         if (call.group, call.members) not in book.meetings:
             runs = tuple(rank if rank in programs else -1 for rank in call.members)
             book.meetings[call.group, call.members] = [Meeting(call.group, call.members, runs)]
@@ -95,15 +95,16 @@ def disagreement(book: Book) -> Finding | None:
     """What does not fit first."""
     for kind, meetings in book.meetings.items():
         for meeting in meetings:
-            found = _collectives(book, kind, meeting) or _messages(book, kind, meeting)
-            if found:
-                return found
+            finding = _collectives(book, kind, meeting) or _messages(book, kind, meeting)
+            if finding:
+                return finding
     return None
 
 
 def _collectives(book: Book, kind: object, meeting: Meeting) -> Finding | None:
     lists = {
-        run: [call for call in book.calls_of(run, kind) if not call.made.is_message] for run in set(meeting.runs) - {-1}
+        run: [call for call in book.calls_of(run, kind) if not call.communication.is_message]
+        for run in set(meeting.runs) - {-1}
     }
     if len(lists) < 2:
         return None
@@ -112,13 +113,13 @@ def _collectives(book: Book, kind: object, meeting: Meeting) -> Finding | None:
     for other in others:
         mine, theirs = lists[first], lists[other]
         for number in range(max(len(mine), len(theirs))):
-            one = mine[number] if number < len(mine) else None
+            own = mine[number] if number < len(mine) else None
             its = theirs[number] if number < len(theirs) else None
-            why = _differs(one.made if one else None, its.made if its else None)
+            why = _differs(own.communication if own else None, its.communication if its else None)
             if why:
                 ranks = [meeting.members[places[run]] for run in (first, other)]
-                texts = [_text(book, run, call) for run, call in ((first, one), (other, its))]
-                line = _line(book, other, its) or _line(book, first, one)
+                texts = [_text(book, run, call) for run, call in ((first, own), (other, its))]
+                line = _line(book, other, its) or _line(book, first, own)
                 text = (
                     f"collective {number + 1} of the step in group {meeting.name!r} (ranks {_ranks(meeting.members)}):"
                     f" rank {ranks[0]} {texts[0]}, rank {ranks[1]} {texts[1]}: {why}"
@@ -165,11 +166,13 @@ def _root(call: Communication) -> int:
 def _text(book: Book, run: int, call: Call | None) -> str:
     if call is None:
         return "calls nothing"
-    made, op = call.made, book.programs[run].ops[call.op]
-    size = "" if made.kind == "barrier" else f" of {made.bytes:,} bytes"
+    communication, op = call.communication, book.programs[run].ops[call.op]
+    size = "" if communication.kind == "barrier" else f" of {communication.bytes:,} bytes"
     where = (f" at {op.line}" if op.line else "") + (f" in {op.module}" if op.module else "")
-    reduction = f" ({made.reduce_op})" if made.reduce_op else ""
-    return f"calls {made.kind}{reduction}{size}{' ' + made.dtype if made.dtype else ''}{where}"
+    reduction = f" ({communication.reduce_op})" if communication.reduce_op else ""
+    return (
+        f"calls {communication.kind}{reduction}{size}{' ' + communication.dtype if communication.dtype else ''}{where}"
+    )
 
 
 def _ranks(members: Sequence[int]) -> str:
@@ -182,24 +185,24 @@ def _messages(book: Book, kind: object, meeting: Meeting) -> Finding | None:
     received: dict[tuple[int, int], list[Communication]] = {}
     lines: dict[int, str] = {}  # of each message, by identity
     size = len(meeting.members)
-    known = [place for place, run in enumerate(meeting.runs) if run >= 0]
-    if not any(one.made.is_message for run in set(meeting.runs) for one in book.calls_of(run, kind)):
+    places = [place for place, run in enumerate(meeting.runs) if run >= 0]
+    if not any(call.communication.is_message for run in set(meeting.runs) for call in book.calls_of(run, kind)):
         return None
-    for place in known:
+    for place in places:
         for call in book.calls_of(meeting.runs[place], kind):
-            if not call.made.is_message:
+            if not call.communication.is_message:
                 continue
-            lines[id(call.made)] = _line(book, meeting.runs[place], call)
-            if call.made.peer < 0:
+            lines[id(call.communication)] = _line(book, meeting.runs[place], call)
+            if call.communication.peer < 0:
                 return None  # whoever sends: any pair may fit
-            other = _other_place(call.made, place, size)
+            other = _other_place(call.communication, place, size)
             if meeting.runs[other] < 0:
                 continue
-            pair = (place, other) if call.made.kind == "send" else (other, place)
-            (sent if call.made.kind == "send" else received).setdefault(pair, []).append(call.made)
+            pair = (place, other) if call.communication.kind == "send" else (other, place)
+            (sent if call.communication.kind == "send" else received).setdefault(pair, []).append(call.communication)
     for pair in dict.fromkeys((*sent, *received)):
         gives, takes = sent.get(pair, []), received.get(pair, [])
-        one, other = pair_ranks = (meeting.members[pair[0]], meeting.members[pair[1]])
+        sender, receiver = pair_ranks = (meeting.members[pair[0]], meeting.members[pair[1]])
         if len(gives) != len(takes):  # shapes are told before a first step, which begins elsewhere on each rank:
             gives, takes = (
                 [call for call in of if not call.is_control] for of in (gives, takes)
@@ -207,16 +210,17 @@ def _messages(book: Book, kind: object, meeting: Meeting) -> Finding | None:
         if len(gives) != len(takes):
             line = next((lines[id(call)] for call in (*gives, *takes)), "")
             text = (
-                f"in group {meeting.name!r} rank {one} sends {len(gives)} message{'s' * (len(gives) != 1)} a step to"
-                f" rank {other}, which receives {len(takes)}{' at ' + line if line else ''}"
+                f"in group {meeting.name!r} rank {sender} sends {len(gives)} message{'s' * (len(gives) != 1)} a step to"
+                f" rank {receiver}, which receives {len(takes)}{' at ' + line if line else ''}"
             )
             return Finding("message", pair_ranks, meeting.name, line, text)
         for number, (give, take) in enumerate(zip(_by_tag(gives), _by_tag(takes), strict=True)):
             if give.bytes != take.bytes and not (give.is_control or take.is_control):
                 at = [f" at {lines[id(call)]}" if lines[id(call)] else "" for call in (give, take)]
                 text = (
-                    f"in group {meeting.name!r} message {number + 1} from rank {one} to rank {other} has {give.bytes:,}"
-                    f" bytes {give.dtype}{at[0]}, and is received as {take.bytes:,} bytes {take.dtype}{at[1]}"
+                    f"in group {meeting.name!r} message {number + 1} from rank {sender} to rank {receiver} has"
+                    f" {give.bytes:,} bytes {give.dtype}{at[0]}, and is received as {take.bytes:,}"
+                    f" bytes {take.dtype}{at[1]}"
                 )
                 line = lines[id(give)] or lines[id(take)]
                 return Finding("message", pair_ranks, meeting.name, line, text)
@@ -242,7 +246,7 @@ class _Mover:
     run: int
     at: int = 0
     counts: dict[object, int] = field(default_factory=dict)
-    begun: dict[int, tuple[object, ...]] = field(default_factory=dict)  # op -> what it is one end of
+    meetings: dict[int, tuple[object, ...]] = field(default_factory=dict)  # op -> what it is one end of
 
 
 def deadlock(job: CapturedJob, *, eager_sends: bool = False) -> Finding | None:
@@ -276,25 +280,25 @@ def deadlock(job: CapturedJob, *, eager_sends: bool = False) -> Finding | None:
         came.setdefault(meeting, set()).add(mover.rank)
         needed[meeting] = frozenset(who)
         if not (eager_sends and call.kind == "send"):
-            mover.begun[number] = meeting
+            mover.meetings[number] = meeting
 
     def waits_for(mover: _Mover) -> tuple[int, set[int]] | None:
         op = job.programs[mover.run].ops[mover.at]
         if op.kind == "wait":
-            for one in op.after:
-                meeting = mover.begun.get(one)
+            for earlier in op.after:
+                meeting = mover.meetings.get(earlier)
                 if meeting is not None and needed[meeting] - came[meeting]:
-                    return one, set(needed[meeting] - came[meeting])
+                    return earlier, set(needed[meeting] - came[meeting])
         return None
 
     def move(mover: _Mover) -> bool:
-        ops, begun = job.programs[mover.run].ops, mover.at
+        ops, start = job.programs[mover.run].ops, mover.at
         while mover.at < len(ops) and waits_for(mover) is None:
             call = ops[mover.at].communication
             if call is not None:
                 begin(mover, mover.at, call)
             mover.at += 1
-        return mover.at > begun
+        return mover.at > start
 
     going = True
     while going:
@@ -343,7 +347,9 @@ def _chosen(job: CapturedJob, book: Book) -> list[int]:
     chosen = set(job.programs)
     for kind, meetings in book.meetings.items():
         for meeting in meetings:
-            carries = any(call.made.is_message for run in set(meeting.runs) for call in book.calls_of(run, kind))
+            carries = any(
+                call.communication.is_message for run in set(meeting.runs) for call in book.calls_of(run, kind)
+            )
             if carries and len(chosen) + len(meeting.members) <= 4 * MOST_RANKS:
                 chosen.update(meeting.members)
     return sorted(chosen)

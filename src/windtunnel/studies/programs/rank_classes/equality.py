@@ -62,9 +62,9 @@ def first_difference(program: RankProgram, other: RankProgram) -> Difference | N
                 what = f"{name.replace('_', ' ')}: {left} on rank {program.rank}, {right} on rank {other.rank}"
                 return Difference(index, f"op {index} ({_place(op)}): {what}")
     if len(ours) != len(theirs):
-        longer, kept = (program, ours) if len(ours) > len(theirs) else (other, theirs)
+        longer, longer_order = (program, ours) if len(ours) > len(theirs) else (other, theirs)
         shorter, count = (other, len(theirs)) if longer is program else (program, len(ours))
-        at = kept[count]
+        at = longer_order[count]
         text = f"op {at} ({_place(longer.ops[at])}): only rank {longer.rank} has it"
         return Difference(at, f"{text}, rank {shorter.rank} ends after {len(shorter.ops)} ops")
     mine_memory, its_memory = memory_facts(program), memory_facts(other)

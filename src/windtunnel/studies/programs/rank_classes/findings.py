@@ -106,8 +106,8 @@ class CallLog:
         """As JSON takes it."""
         groups = [[group.name, runs_of(group.members), group.ordinal] for group in self.groups]
         entries = [list(entry) for entry in self.entries]
-        known = {"rank": self.rank, "is_partial": self.is_partial, "cut": self.cut, "is_loose": self.is_loose}
-        return {**known, "groups": groups, "entries": entries}
+        head = {"rank": self.rank, "is_partial": self.is_partial, "cut": self.cut, "is_loose": self.is_loose}
+        return {**head, "groups": groups, "entries": entries}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> CallLog:
@@ -127,38 +127,41 @@ def compare(logs: Mapping[int, CallLog], world: int) -> list[Finding]:
     cut = min((log.cut for log in logs.values() if log.cut), default=0)
     if cut:
         logs = {rank: log.up_to(cut) for rank, log in logs.items()}
-    found: list[tuple[int, Finding]] = []
-    found += _set_up(logs, world)
+    findings: list[tuple[int, Finding]] = []
+    findings += _set_up(logs, world)
     for group, calls in _by_group(logs).items():
         collectives = {rank: [c for c in of if c.kind not in MESSAGES] for rank, of in calls.items()}
-        found += _collectives(group, collectives, logs, world)
-        found += _splits(group, collectives, world)
-        found += _messages(group, calls, world)
-    found.sort(key=lambda pair: pair[0])
-    kept: dict[tuple[str, tuple[int, ...]], Finding] = {}
-    for _, one in found:
-        kept.setdefault((one.line, one.ranks), one)
-    wrong = {one.ranks for one in kept.values() if one.kind in ("group", "set-up")}  # the cause of what others see
-    causes = [one for one in kept.values() if one.kind in ("group", "set-up") or one.ranks not in wrong]
+        findings += _collectives(group, collectives, logs, world)
+        findings += _splits(group, collectives, world)
+        findings += _messages(group, calls, world)
+    findings.sort(key=lambda pair: pair[0])
+    distinct: dict[tuple[str, tuple[int, ...]], Finding] = {}
+    for _, finding in findings:
+        distinct.setdefault((finding.line, finding.ranks), finding)
+    # Ranks that are the cause of what others see.
+    wrong = {finding.ranks for finding in distinct.values() if finding.kind in ("group", "set-up")}
+    causes = [
+        finding for finding in distinct.values() if finding.kind in ("group", "set-up") or finding.ranks not in wrong
+    ]
     return causes[:MOST_FINDINGS]
 
 
 def _by_group(logs: Mapping[int, CallLog]) -> dict[GroupEntry, dict[int, list[CallEntry]]]:
     """Of each group with two or more members that were run: the calls of each of these."""
-    found: dict[tuple[tuple[int, ...], int], tuple[GroupEntry, dict[int, list[CallEntry]]]] = {}
+    calls_of: dict[tuple[tuple[int, ...], int], tuple[GroupEntry, dict[int, list[CallEntry]]]] = {}
     for rank, log in logs.items():
         own: list[list[CallEntry]] = []
         for group in log.groups:
-            _, calls = found.setdefault((group.members, group.ordinal), (group, {}))
+            _, calls = calls_of.setdefault((group.members, group.ordinal), (group, {}))
             own.append(calls.setdefault(rank, []))
         for entry in log.entries:
             if entry.kind not in SET_UP:
                 own[entry.group].append(entry)
-    for (members, _), (_, calls) in found.items():
+    for (members, _), (_, calls) in calls_of.items():
         for rank in members:
             if rank in logs:
                 calls.setdefault(rank, [])  # a member that never calls there
-    return {group: calls for group, calls in found.values() if len(calls) > 1}
+    return {group: calls for group, calls in calls_of.values() if len(calls) > 1}
 
 
 def _set_up(logs: Mapping[int, CallLog], world: int) -> list[tuple[int, Finding]]:
@@ -230,9 +233,9 @@ def _collectives(
     return [(step, Finding(kind, odd, where, line, text))]
 
 
-def _lines_apart(one: Sequence[CallEntry], other: Sequence[CallEntry], step: int) -> tuple[int, str, str] | None:
+def _lines_apart(own: Sequence[CallEntry], other: Sequence[CallEntry], step: int) -> tuple[int, str, str] | None:
     """The first calls of a step that are alike and stand at different lines: there the ranks may have parted."""
-    for number, (mine, its) in enumerate(zip(one, other, strict=True)):
+    for number, (mine, its) in enumerate(zip(own, other, strict=True)):
         if mine.step == step and mine.line and its.line and mine.line != its.line:
             return number, mine.line, its.line
     return None
@@ -334,7 +337,11 @@ def _elsewhere(
 
 def _calls_there(log: CallLog, group: GroupEntry, line: str) -> bool:
     """Whether a rank calls in this group at this line too: then it is no mistake of the odd one."""
-    numbers = {i for i, one in enumerate(log.groups) if (one.members, one.ordinal) == (group.members, group.ordinal)}
+    numbers = {
+        i
+        for i, own_group in enumerate(log.groups)
+        if (own_group.members, own_group.ordinal) == (group.members, group.ordinal)
+    }
     return any(entry.group in numbers and entry.line == line for entry in log.entries)
 
 
@@ -344,43 +351,43 @@ def _splits(group: GroupEntry, calls: Mapping[int, Sequence[CallEntry]], world: 
     exchanges = {rank: [c for c in calls[rank] if c.kind == "all_to_all"] for rank in ranks}
     size = len(group.members)
     for number in range(min(len(of) for of in exchanges.values())):
-        for one in ranks:
-            for other in ranks:
-                gives, takes = exchanges[one][number], exchanges[other][number]
-                if gives.guessed or takes.guessed or one == other:
+        for sender in ranks:
+            for receiver in ranks:
+                gives, takes = exchanges[sender][number], exchanges[receiver][number]
+                if gives.guessed or takes.guessed or sender == receiver:
                     continue
-                a, b = group.members.index(one), group.members.index(other)
+                a, b = group.members.index(sender), group.members.index(receiver)
                 sent = gives.sent[b] if gives.sent else gives.bytes // size
                 expected = takes.received[a] if takes.received else takes.bytes // size
                 if sent != expected:
                     where = group.text(world)
                     text = (
-                        f"all_to_all {number + 1} of group {where}, in {_step(gives.step)}: rank {one} sends {sent:,}"
-                        f" bytes to rank {other}{gives.at()}, which expects {expected:,}{takes.at()}"
+                        f"all_to_all {number + 1} of group {where}, in {_step(gives.step)}: rank {sender} sends"
+                        f" {sent:,} bytes to rank {receiver}{gives.at()}, which expects {expected:,}{takes.at()}"
                     )
                     line = gives.line or takes.line
-                    return [(gives.step, Finding("splits", (one, other), where, line, text, CRASH))]
+                    return [(gives.step, Finding("splits", (sender, receiver), where, line, text, CRASH))]
     return []
 
 
 def _messages(group: GroupEntry, calls: Mapping[int, Sequence[CallEntry]], world: int) -> list[tuple[int, Finding]]:
     """What is sent has the size and dtype with which it is received."""
-    for one in calls:
-        place = group.members.index(one)
-        for other in calls:
-            there = group.members.index(other)
-            gives = [c for c in calls[one] if c.kind == "send" and c.place == there]
-            takes = [c for c in calls[other] if c.kind == "recv" and c.place == place]
+    for sender in calls:
+        place = group.members.index(sender)
+        for receiver in calls:
+            there = group.members.index(receiver)
+            gives = [c for c in calls[sender] if c.kind == "send" and c.place == there]
+            takes = [c for c in calls[receiver] if c.kind == "recv" and c.place == place]
             for number, (give, take) in enumerate(zip(_by_tag(gives), _by_tag(takes), strict=False)):
                 if (give.bytes, give.dtype) == (take.bytes, take.dtype) or give.control or take.control:
                     continue
                 where = group.text(world)
                 text = (
-                    f"message {number + 1} of group {where} from rank {one} to rank {other}, in {_step(give.step)}:"
-                    f" sent as {give.bytes:,} bytes {give.dtype}{give.at()}, received as {take.bytes:,} bytes"
-                    f" {take.dtype}{take.at()}"
+                    f"message {number + 1} of group {where} from rank {sender} to rank {receiver}, in"
+                    f" {_step(give.step)}: sent as {give.bytes:,} bytes {give.dtype}{give.at()}, received as"
+                    f" {take.bytes:,} bytes {take.dtype}{take.at()}"
                 )
-                return [(give.step, Finding("message", (one, other), where, give.line or take.line, text, CRASH))]
+                return [(give.step, Finding("message", (sender, receiver), where, give.line or take.line, text, CRASH))]
     return []
 
 

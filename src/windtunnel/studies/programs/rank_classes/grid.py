@@ -95,16 +95,16 @@ def find_grid(world_size: int, groups: Iterable[Members], meshes: Iterable[Mesh]
 
 
 def _names(world_size: int, sizes: tuple[int, ...], strides: Sequence[int], whole: Sequence[Mesh]) -> tuple[str, ...]:
-    known: dict[tuple[int, int], str] = {}
+    name_of: dict[tuple[int, int], str] = {}
     for names, lengths in whole:
         stride = world_size
         for name, length in zip(names, lengths, strict=False):
             stride //= max(length, 1)
-            known.setdefault((stride, length), name)
+            name_of.setdefault((stride, length), name)
     if len(sizes) == 1:
-        return (known.get((strides[0], sizes[0]), "rank"),)
-    found = [known.get((stride, size)) or f"by {stride}" for stride, size in zip(strides, sizes, strict=True)]
-    return tuple(name if found.count(name) == 1 else f"{name} #{at}" for at, name in enumerate(found))
+        return (name_of.get((strides[0], sizes[0]), "rank"),)
+    axis_names = [name_of.get((stride, size)) or f"by {stride}" for stride, size in zip(strides, sizes, strict=True)]
+    return tuple(name if axis_names.count(name) == 1 else f"{name} #{at}" for at, name in enumerate(axis_names))
 
 
 def _lattice(members: Members) -> tuple[tuple[int, int], ...]:

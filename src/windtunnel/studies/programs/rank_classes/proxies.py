@@ -46,8 +46,8 @@ class Proxies:
     @cached_property
     def of_place(self) -> dict[int, int]:
         """Place -> number of the real member that it is like."""
-        found = {place: number for number, places in enumerate(self.like) for place in places}
-        return found | {place: number for number, place in enumerate(self.real)}
+        numbers = {place: number for number, places in enumerate(self.like) for place in places}
+        return numbers | {place: number for number, place in enumerate(self.real)}
 
 
 def proxies_among(members: Sequence[int], real: Collection[int]) -> Proxies:

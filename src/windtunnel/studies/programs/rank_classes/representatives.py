@@ -78,14 +78,14 @@ def find_axes(grid: Grid, message_pairs: Iterable[tuple[int, int]]) -> RankAxes:
     exact = set()
     for sender, receiver in message_pairs:
         pair = zip(grid.coordinates(sender), grid.coordinates(receiver), strict=True)
-        exact |= {d for d, (one, other) in enumerate(pair) if one != other and grid.sizes[d] <= MOST_EXACT}
+        exact |= {d for d, (own, other) in enumerate(pair) if own != other and grid.sizes[d] <= MOST_EXACT}
     return RankAxes(grid, tuple(sorted(exact)))
 
 
 def find_classes(
     layout: RankAxes,
     digests: Digests,
-    known: Iterable[int] = (),
+    ranks_run: Iterable[int] = (),
     *,
     kind_of: Callable[[int], object] = lambda rank: None,
     tails_of: Callable[[int], Iterable[Tail]] = lambda rank: (),
@@ -95,7 +95,7 @@ def find_classes(
     Args:
         layout: the grid and its axes.
         digests: runs ranks.
-        known: ranks to take into the search beside the first and the last of each stage.
+        ranks_run: ranks to take into the search beside the first and the last of each stage.
         kind_of: of a rank that was run; stages whose first ranks are of one kind are taken to be cut alike.
         tails_of: of a rank that was run, where its shards become shorter among its peers.
 
@@ -104,7 +104,7 @@ def find_classes(
     search = Search(layout, digests)
     first, last = tuple(0 for _ in layout.axes), tuple(length - 1 for length in layout.lengths)
     stages = layout.stages()
-    odd = [layout.place(rank) for rank in known]
+    odd = [layout.place(rank) for rank in ranks_run]
     search.run([*((exact, first) for exact in stages), *odd])
     kinds: dict[object, list[Place]] = {}
     for exact in stages:
@@ -131,26 +131,26 @@ def _stage(search: Search, exact: Place, boxes: Sequence[Box]) -> Stage:
     return Stage(exact, cuts, tuple(cells))
 
 
-def draw(layout: RankAxes, count: int, seed: int, known: Iterable[int]) -> list[int]:
+def draw(layout: RankAxes, count: int, seed: int, ranks_run: Iterable[int]) -> list[int]:
     """Ranks to verify with, drawn at random among those not run yet: `count` of them, or all there are.
 
     Stages at one place along the axes are drawn together: where they exchange messages, none runs without the others.
     """
-    taken = set(known)
+    excluded = set(ranks_run)
     chosen: list[int] = []
     stages, lengths = layout.stages(), layout.lengths
     places = prod(lengths)
     order = random.Random(seed)
-    tried: set[int] = set()
-    while len(chosen) < count and len(tried) < places:
+    visited: set[int] = set()
+    while len(chosen) < count and len(visited) < places:
         at = order.randrange(places)
-        if at in tried:
+        if at in visited:
             continue
-        tried.add(at)
+        visited.add(at)
         along = []
         for length in reversed(lengths):
             at, place = divmod(at, length)
             along.append(place)
-        fresh = [rank for exact in stages if (rank := layout.rank(exact, along[::-1])) not in taken]
+        fresh = [rank for exact in stages if (rank := layout.rank(exact, along[::-1])) not in excluded]
         chosen += order.sample(fresh, min(len(fresh), count - len(chosen)))
     return sorted(chosen)

@@ -38,31 +38,31 @@ class Search:
 
     def __init__(self, layout: RankAxes, digests: Digests) -> None:
         self.layout, self._digests = layout, digests
-        self._known: dict[Place, dict[Place, str]] = {}
+        self._by_place: dict[Place, dict[Place, str]] = {}
 
     def run(self, points: Iterable[Point]) -> None:
         """Know the programs of these ranks."""
-        fresh = dict.fromkeys(point for point in points if point[1] not in self._known.get(point[0], {}))
+        fresh = dict.fromkeys(point for point in points if point[1] not in self._by_place.get(point[0], {}))
         ranks = {point: self.layout.rank(*point) for point in fresh}
         if not ranks:
             return
         digests = self._digests(list(ranks.values()))
         for (exact, along), rank in ranks.items():
-            self._known.setdefault(exact, {})[along] = digests[rank]
+            self._by_place.setdefault(exact, {})[along] = digests[rank]
 
     def at(self, exact: Place, along: Place) -> str:
         """The program of a rank that was run."""
-        return self._known[exact][along]
+        return self._by_place[exact][along]
 
     def places(self, exact: Place) -> Collection[Place]:
         """Those of a stage that were run."""
-        return self._known[exact].keys()
+        return self._by_place[exact].keys()
 
     def odd_one(self, exact: Place, box: Box) -> Place | None:
         """A place in the box that is known to run another program than its first."""
-        known = self._known[exact]
-        for along, digest in known.items():
-            if digest != known[box[0]] and is_in(along, box):
+        digests = self._by_place[exact]
+        for along, digest in digests.items():
+            if digest != digests[box[0]] and is_in(along, box):
                 return along
         return None
 
@@ -90,20 +90,20 @@ def find_boxes(search: Search, stages: Mapping[Place, Sequence[Collection[int]]]
     """
     layout = search.layout
     whole = (tuple(0 for _ in layout.axes), tuple(length - 1 for length in layout.lengths))
-    found = {exact: [whole] for exact in stages}
+    boxes_of = {exact: [whole] for exact in stages}
     while True:
-        search.run((exact, end) for exact, boxes in found.items() for box in boxes for end in box)
-        mixed = [(exact, box) for exact, boxes in found.items() for box in boxes if _is_mixed(search, exact, box)]
+        search.run((exact, end) for exact, boxes in boxes_of.items() for box in boxes for end in box)
+        mixed = [(exact, box) for exact, boxes in boxes_of.items() for box in boxes if _is_mixed(search, exact, box)]
         if not mixed:
-            return found
+            return boxes_of
         cuts = {(exact, box): _probable(box, stages[exact]) for exact, box in mixed}
         unexplained = [key for key, places in cuts.items() if not any(places)]
         for line, places in _changes(search, _lines(search, unexplained)).items():
             cuts[line.exact, line.box][line.axis] |= places
         for exact, box in mixed:
-            found[exact].remove(box)
-            found[exact] += split(box, cuts[exact, box])
-        for exact, boxes in found.items():
+            boxes_of[exact].remove(box)
+            boxes_of[exact] += split(box, cuts[exact, box])
+        for exact, boxes in boxes_of.items():
             if any(len({box[0][axis] for box in boxes}) > MOST_CUTS for axis in range(len(layout.axes))):
                 _refuse(search, exact)
 
@@ -186,9 +186,9 @@ def _differs(search: Search, line: _Line) -> bool:
 
 def _refuse(search: Search, exact: Place) -> NoReturn:
     """So many cuts that a few ranks explain nothing: name two that differ."""
-    one, *others = search.places(exact)
-    other = next(at for at in others if search.at(exact, at) != search.at(exact, one))
-    raise NoClassesError(search.layout.rank(exact, one), search.layout.rank(exact, other))
+    first, *others = search.places(exact)
+    other = next(at for at in others if search.at(exact, at) != search.at(exact, first))
+    raise NoClassesError(search.layout.rank(exact, first), search.layout.rank(exact, other))
 
 
 def with_place(places: Place, axis: int, at: int) -> Place:

@@ -131,7 +131,7 @@ class Telling:
 
     def __init__(self, engine: Engine, answer: Answer, model: str, created: int) -> None:
         self.engine, self.answer = engine, answer
-        self.form: Form = (Response if answer.asked.route == "response" else Choices)(answer, model, created)
+        self.form: Form = (Response if answer.request.route == "response" else Choices)(answer, model, created)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until it is done or nobody listens."""
@@ -139,7 +139,7 @@ class Telling:
         hang_up = asyncio.create_task(_hung_up(receive))
         hang_up.add_done_callback(lambda task: answer.ready.set())
         try:
-            if answer.asked.stream:
+            if answer.request.stream:
                 await self._stream(send, hang_up)
             else:
                 await self._whole(send, hang_up)

@@ -38,11 +38,12 @@ class Answer:
     """What one request has got so far. `ready` is set when something is new; whoever reads it clears it."""
 
     __slots__ = (
-        "arrival_ns", "asked", "done", "error", "first_ns", "index", "last_ns", "length", "ready", "sequence", "tokens",
+        "arrival_ns", "done", "error", "first_ns", "index", "last_ns", "length", "ready", "request", "sequence",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, index: int, request: Asked, length: int, sequence: Sequence, arrival_ns: int) -> None:
-        self.index, self.asked, self.length, self.sequence = index, request, length, sequence
+        self.index, self.request, self.length, self.sequence = index, request, length, sequence
         self.tokens = 0
         self.done = False
         self.error: ApiError | None = None
@@ -172,7 +173,7 @@ class Engine:
             gap_s = (output.at_ns - answer.last_ns) * 1e-9
             if answer.tokens == 0:
                 metrics.ttft.add(gap_s)
-                metrics.prompt_tokens += answer.asked.prompt
+                metrics.prompt_tokens += answer.request.prompt
                 metrics.queue.add((answer.sequence.scheduled_ns - answer.arrival_ns) * 1e-9)
                 if output.tokens > 1:
                     metrics.itl.add(gap_s / output.tokens, output.tokens - 1)
@@ -194,10 +195,10 @@ class Engine:
             metrics.inference.add((output.at_ns - begun_ns) * 1e-9)
             if answer.length > 1:
                 metrics.per_token.add(decode_s / (answer.length - 1))
-            metrics.most_sizes.add(answer.asked.most)
-            metrics.prompt_sizes.add(answer.asked.prompt)
+            metrics.most_sizes.add(answer.request.most)
+            metrics.prompt_sizes.add(answer.request.prompt)
             metrics.output_sizes.add(answer.length)
-            metrics.ended["length" if answer.length == answer.asked.most else "stop"] += 1
+            metrics.ended["length" if answer.length == answer.request.most else "stop"] += 1
         if output.finished:
             answer.done = True
             del self.answers[output.index]

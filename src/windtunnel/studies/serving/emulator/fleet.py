@@ -70,8 +70,8 @@ class Fleet:
         self.router = router
         self.delay_ns = delay_ns
         self._live: dict[int, tuple[int, Sequence]] = {}  # request -> its replica, itself
-        self._given: dict[int, int] = {}  # tokens told so far
-        self._told: deque[Output] = deque()  # on their way to the client
+        self._sent: dict[int, int] = {}  # tokens, by request
+        self._outputs: deque[Output] = deque()  # on their way to the client
 
     def __len__(self) -> int:
         return len(self._live)
@@ -91,7 +91,7 @@ class Fleet:
         chosen = self.router.choose(sequence, servers) if len(self.replicas) > 1 else 0
         place, server = able[chosen], servers[chosen]
         self._live[sequence.index] = (place, sequence)
-        self._given[sequence.index] = 0
+        self._sent[sequence.index] = 0
         server.submit(sequence, now_ns)
         self._loop.watch(place)
         return True
@@ -102,7 +102,7 @@ class Fleet:
         entry = self._live.pop(index, None)
         if entry is None:
             return False
-        del self._given[index]
+        del self._sent[index]
         server = self.replicas[entry[0]]
         assert server is not None
         there = cancel(server, index, now_ns)
@@ -120,8 +120,8 @@ class Fleet:
         self.replicas[place] = None
         self._loop.put(place, None)
         for sequence in sequences:
-            del self._live[sequence.index], self._given[sequence.index]
-            self._told.append(Output(sequence.index, now_ns + self.delay_ns, 0, True, lost=True))
+            del self._live[sequence.index], self._sent[sequence.index]
+            self._outputs.append(Output(sequence.index, now_ns + self.delay_ns, 0, True, lost=True))
         return len(sequences)
 
     def restore(self, place: int, now_ns: int) -> None:
@@ -134,7 +134,7 @@ class Fleet:
     def advance(self, now_ns: int) -> list[Output]:
         """What clients have got by `now_ns` and were not told of yet."""
         self._catch_up(now_ns)
-        pending, outputs = self._told, []
+        pending, outputs = self._outputs, []
         while pending and pending[0].at_ns <= now_ns:
             outputs.append(pending.popleft())
         return outputs
@@ -142,8 +142,8 @@ class Fleet:
     def next_ns(self, now_ns: int) -> int:
         """When `advance` has something new to tell or to do; `NEVER` where all is quiet."""
         ends = [step_ends_ns(replica, now_ns) for replica in self.replicas if replica is not None]
-        if self._told:
-            ends.append(self._told[0].at_ns)
+        if self._outputs:
+            ends.append(self._outputs[0].at_ns)
         return min(ends, default=NEVER)
 
     def cache_config(self) -> dict[str, object]:
@@ -192,8 +192,8 @@ class Fleet:
     def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
         for ended in finished:
             del self._live[ended.index]
-            tokens = ended.output - self._given.pop(ended.index)
-            self._told.append(Output(ended.index, ended.last_ns + self.delay_ns, tokens, True))
+            tokens = ended.output - self._sent.pop(ended.index)
+            self._outputs.append(Output(ended.index, ended.last_ns + self.delay_ns, tokens, True))
         server = self.replicas[place]
         assert server is not None
         for part in decoders_of(server):
@@ -210,7 +210,7 @@ class Fleet:
             self._tell(sequence, tokens_given(replica, sequence, done), at_ns)
 
     def _tell(self, sequence: Sequence, tokens: int, at_ns: int) -> None:
-        more = tokens - self._given[sequence.index]
+        more = tokens - self._sent[sequence.index]
         if more > 0:
-            self._given[sequence.index] = tokens
-            self._told.append(Output(sequence.index, at_ns + self.delay_ns, more, False))
+            self._sent[sequence.index] = tokens
+            self._outputs.append(Output(sequence.index, at_ns + self.delay_ns, more, False))

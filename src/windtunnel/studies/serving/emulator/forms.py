@@ -39,7 +39,7 @@ class Form(Protocol):
 def token(answer: Answer, place: int) -> str:
     """The token at a place; of an answer in JSON the first and the last close it in."""
     text = word(answer.index, place)
-    if not answer.asked.json:
+    if not answer.request.json:
         return text
     return ('{"text": "' if place == 0 else "") + text + ('"}' if place == answer.length - 1 else "")
 
@@ -49,7 +49,7 @@ def _text(answer: Answer) -> str:
 
 
 def _cached(answer: Answer) -> int:
-    return min(answer.sequence.cached_len, answer.asked.prompt)
+    return min(answer.sequence.cached_len, answer.request.prompt)
 
 
 @final
@@ -58,7 +58,7 @@ class Choices:
 
     def __init__(self, answer: Answer, model: str, created: int) -> None:
         self.answer, self.model, self.created = answer, model, created
-        self._chat = answer.asked.route == "chat"
+        self._chat = answer.request.route == "chat"
         self._before = f'data: {{{json.dumps(self._frame(True))[1:-1]}, "choices":[{{"index":0,'
 
     def opening(self) -> str:
@@ -76,7 +76,7 @@ class Choices:
     def closing(self) -> str:
         """What a stream ends with."""
         usage = ""
-        if self.answer.asked.usage:
+        if self.answer.request.usage:
             usage = f"data: {json.dumps({**self._frame(True), 'choices': [], 'usage': self._usage()})}\n\n"
         return f"{usage}data: [DONE]\n\n"
 
@@ -100,14 +100,14 @@ class Choices:
         return {"id": name, "object": kind, "created": self.created, "model": self.model}
 
     def _reason(self) -> str:
-        return "length" if self.answer.length == self.answer.asked.most else "stop"
+        return "length" if self.answer.length == self.answer.request.most else "stop"
 
     def _usage(self) -> dict[str, object]:
         answer = self.answer
         return {
-            "prompt_tokens": answer.asked.prompt,
+            "prompt_tokens": answer.request.prompt,
             "completion_tokens": answer.tokens,
-            "total_tokens": answer.asked.prompt + answer.tokens,
+            "total_tokens": answer.request.prompt + answer.tokens,
             "prompt_tokens_details": {"cached_tokens": _cached(answer)},
         }
 
@@ -159,18 +159,18 @@ class Response:
     def whole(self) -> dict[str, object]:
         """All at once."""
         answer = self.answer
-        cut = answer.length == answer.asked.most and answer.asked.own_most
+        cut = answer.length == answer.request.most and answer.request.own_most
         status = "incomplete" if cut else "completed"
         return {
             **self._body(status),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": [self._message(status, [self._part(_text(answer))])],
             "usage": {
-                "input_tokens": answer.asked.prompt,
+                "input_tokens": answer.request.prompt,
                 "input_tokens_details": {"cached_tokens": _cached(answer)},
                 "output_tokens": answer.tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": answer.asked.prompt + answer.tokens,
+                "total_tokens": answer.request.prompt + answer.tokens,
             },
         }
 
@@ -187,7 +187,7 @@ class Response:
             "truncation": "disabled", "usage": None, "user": None,
         }  # fmt: skip
         identity = {"id": f"resp_{self.answer.index}", "object": "response", "created_at": self.created}
-        return {**identity, "model": self.model, "status": status, **otherwise, **(self.answer.asked.echoed or {})}
+        return {**identity, "model": self.model, "status": status, **otherwise, **(self.answer.request.echoed or {})}
 
     def _message(self, status: str, content: list[dict[str, object]]) -> dict[str, object]:
         return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}

@@ -95,9 +95,9 @@ def listen(
     most_waiting: int = 4096,
     record: Path | None = None,
     version: str = "",
-    told: Callable[[str, str], None] = print,
+    announce: Callable[[str, str], None] = print,
 ) -> None:
-    """Serve until interrupted. `told` gets the address once it is bound, and the token ("": none is wanted).
+    """Serve until interrupted. `announce` gets the address once it is bound, and the token ("": none is wanted).
 
     Raises UserError.
     """
@@ -135,7 +135,7 @@ def listen(
         named_blocks = rules.block_size if rules.prefix_caching else 0
         app = application(engine, names, priced.longest, version, named_blocks, int(time.time()))
         token = token_of(bound)
-        told(origin_of(host, bound.getsockname()[1]), token)
+        announce(origin_of(host, bound.getsockname()[1]), token)
         guard = Guard(app, hosts_of(host, bound), token, page=False, most=lambda path: BODY_BYTES_MOST)
         server(guard, stop_s=STOP_S).run(sockets=[bound])
     finally:

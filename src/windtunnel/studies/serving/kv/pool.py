@@ -22,7 +22,7 @@ from typing import final
 class BlockPool:
     """A replica's blocks. `held`: referenced by sequences; `cached`: of known prefixes that nobody uses."""
 
-    __slots__ = ("_cached", "_held", "cached", "held", "hits", "lookups", "peak", "total")
+    __slots__ = ("_cached", "_references", "cached", "held", "hits", "lookups", "peak", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -30,7 +30,7 @@ class BlockPool:
         self.cached = 0
         self.peak = 0
         self.hits = self.lookups = 0  # blocks found, blocks asked for
-        self._held: dict[int, int] = {}  # name -> references
+        self._references: dict[int, int] = {}  # name -> references
         # Name -> blocks that are left of it, as given back; a dict is slow to find its first again.
         self._cached: OrderedDict[int, int] = OrderedDict()
 
@@ -41,7 +41,7 @@ class BlockPool:
 
     def leading_blocks(self, names: Sequence[int], span: int = 1) -> int:
         """How many leading blocks of a prompt are there already."""
-        references, cached = self._held, self._cached
+        references, cached = self._references, self._cached
         count = 0
         for name in names:
             if name in references:
@@ -82,7 +82,7 @@ class BlockPool:
 
         Where only the first blocks of the last name are left they become the sequence's own, without a name.
         """
-        references, cached = self._held, self._cached
+        references, cached = self._references, self._cached
         shared = []
         for name in names:
             left = cached.pop(name, 0)
@@ -104,7 +104,7 @@ class BlockPool:
 
         Where another sequence has filled the same block meanwhile, this one keeps a copy without a name.
         """
-        references, cached = self._held, self._cached
+        references, cached = self._references, self._cached
         new_names = []
         for name in names:
             if name in references:
@@ -121,7 +121,7 @@ class BlockPool:
         assert unnamed >= 0
         self.held -= unnamed
         if names:
-            references, cached = self._held, self._cached
+            references, cached = self._references, self._cached
             for name in reversed(names):
                 count = references[name] - 1
                 if count:

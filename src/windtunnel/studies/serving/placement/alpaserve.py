@@ -30,7 +30,7 @@ class Found:
 
     groups: Groups
     attainment: float
-    tried: int
+    attempts: int
 
 
 Simulate = Callable[[Groups], Outcome]

@@ -54,7 +54,7 @@ class MuxPlacement:
 
     meshes: tuple[Mesh, ...]
     throughput_per_s: float
-    tried: int  # partitions
+    partitions: int  # partitions
     runner_up: tuple[float, tuple[Mesh, ...]] | None  # requests/s, and its meshes
 
 

@@ -68,7 +68,7 @@ class Grouping:
     search: str
     groups: tuple[Placed, ...]
     value: float
-    tried: int
+    candidates: int
     what_was_tried: str
     runner_up: str
     runner_up_value: float | None
@@ -81,7 +81,7 @@ class Grouping:
             "search": self.search,
             "groups": [{"gpus": g.gpus, "layout": g.layout, "models": list(g.models)} for g in self.groups],
             name: self.value,
-            "candidates": self.tried,
+            "candidates": self.candidates,
             "candidates_are": self.what_was_tried,
             "runner_up": None if other is None else {"placement": self.runner_up, name: other},
             "runner_up_costs": None if other is None else self.value - other,
@@ -107,7 +107,7 @@ def search_alpaserve(several: Several) -> Grouping:
         placement = greedy(
             count, memory, _capacity(several, engines, op * pp), _simulator(several, able, requests, limit)
         )
-        attempts += placement.tried
+        attempts += placement.attempts
         words = f"{count} groups of tp{op} pp{pp}"
         groups = tuple(
             Placed(op * pp, f"tp{op} pp{pp}", tuple(several.models[m].name for m in sorted(placed)))
@@ -157,7 +157,7 @@ def search_muxserve(several: Several) -> Grouping:
         "muxserve",
         placed(mux_placement.meshes),
         mux_placement.throughput_per_s,
-        mux_placement.tried,
+        mux_placement.partitions,
         "partitions of the cluster into meshes",
         " + ".join(f"{format_many(group.gpus, 'GPU')} {group.layout}" for group in placed(next_meshes)),
         next_value,

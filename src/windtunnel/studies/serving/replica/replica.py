@@ -331,14 +331,14 @@ class Replica:
                 self.tally.gaps(clock - sequence.token_ticks, 0, 1, 1)
             sequence.token_ticks = clock
             if self.on_first is not None:
-                self._gone(sequence)
+                self._leave_gate(sequence)
                 if self.on_first(sequence):
                     self.load -= 1
                     continue
             if sequence.generated >= sequence.output:
                 sequence.last_ns = now_ns
                 self.cache.give_back(sequence, sequence.blocks)
-                self._gone(sequence)
+                self._leave_gate(sequence)
                 finished.append(sequence)
             else:
                 self._join(sequence)
@@ -425,7 +425,7 @@ class Replica:
                     self.pool.release(1, ())  # taken for the token that it will not get
                 self._beside -= 1
             self._leave(sequence)
-        self._gone(sequence)
+        self._leave_gate(sequence)
         self.load -= 1
 
     # --------------------------------------------------------------------------------------------- who comes and goes
@@ -441,7 +441,7 @@ class Replica:
         if self.admission.gate is not None:
             self.admission.gate.decoding[sequence.rank] -= 1
 
-    def _gone(self, sequence: Sequence) -> None:
+    def _leave_gate(self, sequence: Sequence) -> None:
         """Of no rank any more."""
         if self.admission.gate is not None:
             self.admission.gate.leaves(sequence)

@@ -103,7 +103,7 @@ def replay(arrivals: Sequence[Arrival], replicas: Replicas, policy: Policy) -> R
     machine = _Machine(arrivals, replicas, policy)
     comes = [machine.after(arrival.at_s, ("arrives", number, -1)) for number, arrival in enumerate(arrivals)]
     run(machine.handle, [machine.after(0.0, ("look", -1, -1)), *comes])
-    return machine.found
+    return machine.replayed
 
 
 class _Machine:
@@ -111,12 +111,12 @@ class _Machine:
         self.arrivals, self.rules, self.policy = arrivals, rules, policy
         self.now_ns = 0
         self.now = self.calm_since = 0.0
-        self.made = rules.first
+        self.next_number = rules.first
         self.running = {number: _Replica(0.0) for number in range(rules.first)}
         self.left = [float(arrival.tokens) for arrival in arrivals]
         self.waiting: deque[int] = deque()
         self.sent: list[At[Event]] = []  # sessions that have just begun to move
-        self.found = Replayed([Seen() for _ in arrivals], most_replicas=rules.first)
+        self.replayed = Replayed([Seen() for _ in arrivals], most_replicas=rules.first)
         self.done = 0
 
     def after(self, wait_s: float, event: Event, key: int | None = None) -> At[Event]:
@@ -155,8 +155,8 @@ class _Machine:
         span = now_ns / NS - self.now
         for replica in self.running.values():
             replica.tokens += span / (self.rules.base_s + replica.load)
-        self.found.replica_seconds += span * len(self.running)
-        self.found.ideal_seconds += span * self._spread(0.0, 0.0)
+        self.replayed.replica_seconds += span * len(self.running)
+        self.replayed.ideal_seconds += span * self._spread(0.0, 0.0)
         self.now_ns, self.now = now_ns, now_ns / NS
 
     def _spread(self, load: float, memory: float) -> int:
@@ -169,13 +169,13 @@ class _Machine:
     def _enter(self, replica: _Replica, session: int) -> None:
         replica.here[session] = replica.tokens + self.left[session]
         replica.changed = True
-        if math.isnan(self.found.sessions[session].began_s):
-            self.found.sessions[session].began_s = self.now
+        if math.isnan(self.replayed.sessions[session].began_s):
+            self.replayed.sessions[session].began_s = self.now
 
     def _leave(self, replica: _Replica, session: int) -> None:
         got = self.left[session] - (replica.here.pop(session) - replica.tokens)
         self.left[session] -= got
-        self.found.sessions[session].served += got
+        self.replayed.sessions[session].served += got
         self._reserve(replica, session, -1)
 
     def _reserve(self, replica: _Replica, session: int, sign: int) -> None:
@@ -187,7 +187,7 @@ class _Machine:
 
     def _finish(self, replica: _Replica, session: int) -> None:
         self._leave(replica, session)
-        self.found.sessions[session].ended_s = self.now
+        self.replayed.sessions[session].ended_s = self.now
         self.done += 1
 
     def _admit(self) -> None:
@@ -243,10 +243,10 @@ class _Machine:
             self.running[number].open = True  # one that was to go stays
             opened.append(number)
         for _ in range(min(wanted, rules.most) - len(opened)):
-            self.running[self.made] = _Replica(self.now + rules.start_s)
-            opened.append(self.made)
-            self.made += 1
-        self.found.most_replicas = max(self.found.most_replicas, len(self.running))
+            self.running[self.next_number] = _Replica(self.now + rules.start_s)
+            opened.append(self.next_number)
+            self.next_number += 1
+        self.replayed.most_replicas = max(self.replayed.most_replicas, len(self.running))
         if wanted >= len(opened):
             self.calm_since = self.now
         fewer = self.now - self.calm_since >= rules.calm_s
@@ -264,7 +264,7 @@ class _Machine:
             del self.running[number]
 
     def _move(self, session: int, source: _Replica, to: int) -> None:
-        seen, target = self.found.sessions[session], self.running[to]
+        seen, target = self.replayed.sessions[session], self.running[to]
         stop = self._stop_s(session)
         begin = max(self.now, source.sends_until_s if self.policy == "move" else 0.0)
         if begin + stop - self.now > self.rules.longest_stop_s:
@@ -275,5 +275,5 @@ class _Machine:
         source.sends_until_s = begin + stop
         seen.moves += 1
         seen.stopped_s += begin + stop - self.now
-        self.found.moved_bytes += self.arrivals[session].state if self.policy == "move" else 0.0
+        self.replayed.moved_bytes += self.arrivals[session].state if self.policy == "move" else 0.0
         self.sent.append(self.after(begin + stop - self.now, ("lands", session, to)))

@@ -72,7 +72,7 @@ class _Gpu:
 @final
 class _Machine:
     def __init__(self, system: System, servers: Servers, models: Sequence[SmallModel], model_of: Sequence[int]) -> None:
-        self.system, self.servers, self.models, self.asked = system, servers, models, model_of
+        self.system, self.servers, self.models, self.model_of = system, servers, models, model_of
         self.gpus = [_Gpu() for _ in range(servers.gpus)]
         self.waiting: dict[int, deque[int]] = {}  # by model
         self.sent_ns: dict[int, int] = {}
@@ -86,14 +86,14 @@ class _Machine:
         actions: list[At[tuple[str, int]]] = []
         if kind == "sent":
             self.sent_ns[which] = now_ns
-            self.waiting.setdefault(self.asked[which], deque()).append(which)
+            self.waiting.setdefault(self.model_of[which], deque()).append(which)
         else:
             gpu = self.gpus[which]
             request, _ = gpu.queue.popleft()
             self.ended_ns[request] = now_ns
             gpu.busy = False
             gpu.idle_since_ns = now_ns
-            if self.following < len(self.asked):
+            if self.following < len(self.model_of):
                 actions.append(At(now_ns, ("sent", self.following)))
                 self.following += 1
         self._place()

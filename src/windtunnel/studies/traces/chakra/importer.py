@@ -120,8 +120,8 @@ def _op(ops: RankOps, stream: int, node: Node) -> int:
     on_cpu = node.attributes.get("is_cpu_op") in (True, 1)
     if kind == OpKind.COLLECTIVE:
         number = node.attributes.get("comm_type")
-        named = isinstance(number, int) and 0 <= number < len(_COLLECTIVES)
-        category = _COLLECTIVES[number] if named and isinstance(number, int) else collective_kind(node.name)
+        has_name = isinstance(number, int) and 0 <= number < len(_COLLECTIVES)
+        category = _COLLECTIVES[number] if has_name and isinstance(number, int) else collective_kind(node.name)
     elif kind is not None:
         category = "send" if kind == OpKind.SEND else "receive"
     elif node.type in (NodeType.MEM_LOAD_NODE, NodeType.MEM_STORE_NODE):

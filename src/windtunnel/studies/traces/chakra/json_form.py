@@ -57,9 +57,9 @@ def _node(item: Mapping[str, object]) -> Node | None:
     needs: list[int] = []
     for key in ("ctrlDeps", "ctrl_deps", "dataDeps", "data_deps"):
         value = item.get(key, ())
-        needs += [found for found in map(_whole, value if isinstance(value, list) else (value,)) if found is not None]
+        needs += [node for node in map(_whole, value if isinstance(value, list) else (value,)) if node is not None]
     times = [
-        next((found for found in (_amount(item.get(key)) for key in keys) if found is not None), 0.0)
+        next((amount for amount in (_amount(item.get(key)) for key in keys) if amount is not None), 0.0)
         for keys in (("startTimeMicros", "start_time_micros"), ("durationMicros", "duration_micros"))
     ]
     attributes: dict[str, object] = {}

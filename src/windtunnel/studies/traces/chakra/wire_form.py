@@ -83,12 +83,12 @@ def _node(message: bytes) -> Node:
 def _packed(value: Value) -> list[int]:
     if isinstance(value, int):
         return [value]
-    found: list[int] = []
+    numbers: list[int] = []
     at = 0
     while at < len(value):
-        one, at = varint(value, at)
-        found.append(one)
-    return found
+        number, at = varint(value, at)
+        numbers.append(number)
+    return numbers
 
 
 def _attribute(message: bytes) -> tuple[str, object]:

@@ -82,17 +82,17 @@ def _events(items: Sequence[object]) -> tuple[list[Event], list[Event], int]:
             damaged += 1
         else:
             (collectives if is_run else operators).append(event)
-    for found in (operators, collectives):
-        found.sort(key=lambda event: (event.start_ns, -event.end_ns))
+    for events in (operators, collectives):
+        events.sort(key=lambda event: (event.start_ns, -event.end_ns))
     return operators, collectives, damaged
 
 
 def _outermost(events: Sequence[Event]) -> list[Event]:
-    found: list[Event] = []
+    outermost: list[Event] = []
     for event in events:
-        if not found or event.start_ns >= found[-1].end_ns:
-            found.append(event)
-    return found
+        if not outermost or event.start_ns >= outermost[-1].end_ns:
+            outermost.append(event)
+    return outermost
 
 
 def _collectives(
@@ -110,14 +110,14 @@ def _collectives(
     for at, event in enumerate(collectives):
         if event.thread not in streams:
             streams[event.thread] = ops.stream_of(f"collectives on thread {event.thread}")
-        taken, size = event.end_ns - event.start_ns, str(event.args.get("Input Dims"))
+        duration_ns, size = event.end_ns - event.start_ns, str(event.args.get("Input Dims"))
         category = collective_kind(event.name)
         step = steps.at(launchers[at].start_ns if launchers else event.start_ns)
         op = ops.add(
             OpKind.COLLECTIVE,
             streams[event.thread],
             event.start_ns,
-            taken,
+            duration_ns,
             event.name,
             category,
             (event.name, size),
@@ -135,14 +135,14 @@ def _group(trace: JsonTrace) -> tuple[str, tuple[int, ...]] | None:
     if not isinstance(info, dict):
         return None
     world, listed = info.get("world_size"), info.get("pg_config")
-    found = []
-    for one in listed if isinstance(listed, list) else ():
-        ranks = one.get("ranks") if isinstance(one, dict) else None
+    groups = []
+    for entry in listed if isinstance(listed, list) else ():
+        ranks = entry.get("ranks") if isinstance(entry, dict) else None
         if isinstance(ranks, list) and len(ranks) > 1 and all(type(rank) is int for rank in ranks):
-            found.append((str(one.get("pg_name")), tuple(ranks)))
-    if not found and type(world) is int and 1 < world < 10_000_000 and not listed:
-        found.append(("world", tuple(range(world))))
-    return found[0] if len(found) == 1 else None
+            groups.append((str(entry.get("pg_name")), tuple(ranks)))
+    if not groups and type(world) is int and 1 < world < 10_000_000 and not listed:
+        groups.append(("world", tuple(range(world))))
+    return groups[0] if len(groups) == 1 else None
 
 
 def _thread(

@@ -39,30 +39,30 @@ class Steps(NamedTuple):
 def event_of(item: Mapping[str, object]) -> Event | None:
     """An item of the trace with a category; None where its name or its times cannot be used."""
     name, args = item.get("name"), item.get("args")
-    start, taken = _number(item.get("ts")), _number(item.get("dur"))
-    if type(name) is not str or not (0 <= taken < _LARGEST_US and -_LARGEST_US < start < _LARGEST_US):
+    start, duration = _number(item.get("ts")), _number(item.get("dur"))
+    if type(name) is not str or not (0 <= duration < _LARGEST_US and -_LARGEST_US < start < _LARGEST_US):
         return None
     args = args if type(args) is dict else {}
     correlation = args.get("correlation")
     begin, thread = round(start * 1000), (str(item.get("pid")), str(item.get("tid")))
     return Event(
-        begin, begin + round(taken * 1000), name, str(item["cat"]), thread, args,
+        begin, begin + round(duration * 1000), name, str(item["cat"]), thread, args,
         correlation if type(correlation) is int else -1,
     )  # fmt: skip
 
 
 def steps_of(items: Sequence[object]) -> Steps:
     """The steps that a trace annotates."""
-    found: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     for item in items:
         if type(item) is dict and item.get("cat") == "user_annotation":
             head, _, number = str(item.get("name")).partition("#")
             if head == "ProfilerStep" and number.isdecimal() and len(number) < 12:
                 start = _number(item.get("ts"))
                 if abs(start) < _LARGEST_US:
-                    found.append((round(start * 1000), int(number)))
-    found.sort()
-    return Steps([start for start, _ in found], [number for _, number in found])
+                    steps.append((round(start * 1000), int(number)))
+    steps.sort()
+    return Steps([start for start, _ in steps], [number for _, number in steps])
 
 
 def _number(value: object) -> float:

@@ -97,8 +97,8 @@ def unpacked(path: Path) -> tuple[bytes, bool]:
 
 def _salvaged(path: Path, text: str) -> JsonTrace:
     """The complete items before the first incomplete one."""
-    found = [(pattern.search(text), is_kineto) for pattern, is_kineto in ((_EVENTS, True), (_NODES, False))]
-    begins = [(match.end(), is_kineto) for match, is_kineto in found if match]
+    matches = [(pattern.search(text), is_kineto) for pattern, is_kineto in ((_EVENTS, True), (_NODES, False))]
+    begins = [(match.end(), is_kineto) for match, is_kineto in matches if match]
     if not begins:
         sequence = concatenated(path, text)
         if sequence is None:

@@ -54,13 +54,13 @@ def rank_of(trace: JsonTrace) -> int | None:
 
 def loading_of(trace: JsonTrace) -> list[tuple[int, int]]:
     """When the host was in PyTorch's data loader, in nanoseconds."""
-    found = []
+    spans = []
     for item in trace.items:
         if type(item) is dict and item.get("ph") == "X" and "DataLoader" in str(item.get("name")):
             event = event_of(item) if type(item.get("cat")) is str else None
             if event is not None:
-                found.append((event.start_ns, event.end_ns))
-    return found
+                spans.append((event.start_ns, event.end_ns))
+    return spans
 
 
 def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
@@ -76,9 +76,9 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
         ops.notes.append(f"{damaged:,} events without usable time left out")
     used = {event.correlation for event in gpu}
     launched_by: dict[int, Event] = {}
-    for one in calls:
-        if one.correlation in used:
-            launched_by.setdefault(one.correlation, one)
+    for launch in calls:
+        if launch.correlation in used:
+            launched_by.setdefault(launch.correlation, launch)
     streams: dict[_Stream, int] = {}
     by_stream: dict[_Stream, list[tuple[int, int]]] = {}
     correlated: dict[int, list[int]] = {}
@@ -147,20 +147,22 @@ def _sorted_out(
 
 
 def _gpu_op(ops: RankOps, stream: int, event: Event, comms: dict[int, dict[str, object]]) -> int:
-    taken = event.end_ns - event.start_ns
+    duration_ns = event.end_ns - event.start_ns
     args = event.args
     if event.cat == "kernel" and IS_COMMUNICATION.match(event.name):
-        return _communication(ops, stream, event, taken, comms)
+        return _communication(ops, stream, event, duration_ns, comms)
     if event.cat != "kernel":
         category = "memory copies" if event.cat == "gpu_memcpy" else "memory sets"
         peer: Hashable = (event.name, args.get("bytes") if type(args.get("bytes")) is int else 0)
     else:
         category = kernel_kind(event.name)
         peer = (event.name, str(args.get("grid")), str(args.get("block")))
-    return ops.add(OpKind.COMPUTE, stream, event.start_ns, taken, event.name, category, peer)
+    return ops.add(OpKind.COMPUTE, stream, event.start_ns, duration_ns, event.name, category, peer)
 
 
-def _communication(ops: RankOps, stream: int, event: Event, taken: int, comms: dict[int, dict[str, object]]) -> int:
+def _communication(
+    ops: RankOps, stream: int, event: Event, duration_ns: int, comms: dict[int, dict[str, object]]
+) -> int:
     """A NCCL kernel; what it says of itself, or the framework's record with the same external id."""
     args = event.args
     if "Process Group Name" not in args:
@@ -184,7 +186,13 @@ def _communication(ops: RankOps, stream: int, event: Event, taken: int, comms: d
     signature = (name if kind == OpKind.COLLECTIVE else "", args.get("dtype"), args.get("Group size"))
     size = str(args.get("In msg nelems"))
     op = ops.add(
-        kind, stream, event.start_ns, taken, event.name, category, (category, str(args.get("dtype")), size, len(ranks))
+        kind,
+        stream,
+        event.start_ns,
+        duration_ns,
+        event.name,
+        category,
+        (category, str(args.get("dtype")), size, len(ranks)),
     )
     group = args.get("Process Group Name")
     sequence, members = args.get("Seq"), args.get("Group size")
@@ -286,21 +294,21 @@ def _synchronised(
     before_ns = call.start_ns
     if "Device" not in call.name:
         record = syncs.get(call.correlation, {})
-        named = record.get("wait_on_stream") if "Event" in call.name else record.get("stream")
-        if str(named) in by_name:
-            concerned = [by_name[str(named)]]
+        stream_name = record.get("wait_on_stream") if "Event" in call.name else record.get("stream")
+        if str(stream_name) in by_name:
+            concerned = [by_name[str(stream_name)]]
         elif "Event" in call.name:
             _count(ops, "host waits for an event that the trace does not name", call.name)
             return []
         else:
             # Copies to the host synchronise the stream that they were just put on.
             concerned = [stream for stream in launches if ops.stream[launches[stream].ops[0]] == last_stream]
-    found: list[int] = []
+    last_ops: list[int] = []
     for stream in concerned:
         at = bisect_left(launches[stream].when_ns, before_ns)
         if at > 0:
-            found.append(launches[stream].ops[at - 1])
-    return found
+            last_ops.append(launches[stream].ops[at - 1])
+    return last_ops
 
 
 def _events(

@@ -81,7 +81,7 @@ def read_operation_table(path: Path) -> OperationTable:
     kind = np.array([numbers.get(name.strip().lower().replace("_", "-"), _NONE) for name in names], dtype=np.int32)
     keep = kind >= 0
     if not keep.all():
-        strange = sorted({str(name) for name, known in zip(names, keep, strict=True) if not known})
+        strange = sorted({str(name) for name, has_kind in zip(names, keep, strict=True) if not has_kind})
         notes.append(f"{np.count_nonzero(~keep):,} ops of unknown kind left out, such as '{strange[0][:80]}'")
     for name in NEEDED:
         if not (kind == numbers[name]).any():
@@ -111,8 +111,8 @@ def _columns(path: Path) -> dict[str, Any]:
             if name != "optype":
                 columns[name] = _numbers(path, name, read.column(name))
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-        said = " ".join(str(error).split())[:120]
-        raise InputFileError(path, f"is no readable Parquet file ({said})", "export it again") from error
+        message = " ".join(str(error).split())[:120]
+        raise InputFileError(path, f"is no readable Parquet file ({message})", "export it again") from error
     if read.num_rows == 0:
         raise InputFileError(path, "holds no op", _REMEDY)
     return columns
@@ -148,10 +148,10 @@ def _well_timed(path: Path, columns: dict[str, Any], keep: NDArray[np.bool_], no
     """Rows whose times can be used."""
     start, duration = columns["start_ts"], columns["duration"]
     with np.errstate(invalid="ignore", over="ignore"):
-        found = np.isfinite(start) & np.isfinite(duration)
-        reasons = [("have no start or no duration", ~found)]
-        reasons.append(("end before they start", found & (duration < 0)))
-        usable = keep & found & (duration >= 0)
+        has_times = np.isfinite(start) & np.isfinite(duration)
+        reasons = [("have no start or no duration", ~has_times)]
+        reasons.append(("end before they start", has_times & (duration < 0)))
+        usable = keep & has_times & (duration >= 0)
         middle = float(np.median(start[usable])) if usable.any() else 0.0
         far = usable & ((np.abs(start - middle) > _LONGEST_S) | (duration > _LONGEST_S))
     if np.count_nonzero(far) * 2 > np.count_nonzero(usable):
@@ -208,15 +208,15 @@ def _arranged(path: Path, kind: NDArray[np.int32], columns: dict[str, Any], note
             f"no op of replica {min(lost)}: {len(part.replicas)} of {part.replicas[-1] + 1} replicas were replayed"
         )
     sample = part.rows[0, 0]
-    given = {
+    numbers = {
         name: np.clip(columns[name][sample], _NONE, 2**31 - 1).astype(np.int32)
         if name in columns
         else np.full(len(sample), _NONE, np.int32)
         for name in ("mc", "gmc", "mb_id")
     }
-    chunk, model_chunk = _chunks(of_kind, stage, n_stages, given["mc"], given["gmc"])
+    chunk, model_chunk = _chunks(of_kind, stage, n_stages, numbers["mc"], numbers["gmc"])
     data = np.isin(of_kind, [KINDS.index(name) for name in (GATHER, SCATTER)])
-    if chunk[of_kind < 2].max(initial=0) > 0 and (data & (given["mc"] < 0)).any():
+    if chunk[of_kind < 2].max(initial=0) > 0 and (data & (numbers["mc"] < 0)).any():
         notes.append("the table does not say of which model chunk gathers and scatters are: taken to be of the first")
     n_replicas = len(part.replicas)
     rank = np.arange(n_replicas * n_stages, dtype=np.int64).reshape(n_replicas, n_stages)
@@ -231,7 +231,7 @@ def _arranged(path: Path, kind: NDArray[np.int32], columns: dict[str, Any], note
         seq=seq,
         chunk=chunk,
         model_chunk=model_chunk,
-        micro_batch=given["mb_id"],
+        micro_batch=numbers["mb_id"],
         rank=rank,
         start_s=columns["start_ts"][part.rows],
         duration_s=columns["duration"][part.rows],

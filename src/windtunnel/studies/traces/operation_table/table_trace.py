@@ -206,7 +206,7 @@ def _correlation(table: OperationTable) -> float | None:
 
     Near 1 when micro-batches are unequal work, as with sequences of unequal length; near 0 for noise of the machine.
     """
-    found: list[float] = []
+    coefficients: list[float] = []
     forward, backward = (np.flatnonzero((table.kind == number) & (table.micro_batch >= 0)) for number in (0, 1))
     for chunk in np.unique(table.model_chunk[forward]):
         mine = {int(table.micro_batch[j]): int(j) for j in backward[table.model_chunk[backward] == chunk]}
@@ -218,8 +218,8 @@ def _correlation(table: OperationTable) -> float | None:
         if pairs:
             a, b = (table.duration_s[:, :, list(side)].reshape(-1) for side in zip(*pairs, strict=True))
             if a.std() > 0 and b.std() > 0:
-                found.append(float(np.corrcoef(a, b)[0, 1]))
-    return sum(found) / len(found) if found else None
+                coefficients.append(float(np.corrcoef(a, b)[0, 1]))
+    return sum(coefficients) / len(coefficients) if coefficients else None
 
 
 def _transfer(
@@ -231,8 +231,8 @@ def _transfer(
     """What a member of a rendezvous still takes after the last one has arrived; the duration of any other op."""
     latest = np.full(int(rendezvous.max(initial=-1)) + 2, -np.inf)  # the last entry: ops that meet nobody
     np.maximum.at(latest, rendezvous.reshape(-1), start.reshape(-1))
-    taken = np.where(rendezvous >= 0, end - latest[rendezvous], duration)
-    return np.asarray(np.maximum(taken, 0.0))
+    transfer_s = np.where(rendezvous >= 0, end - latest[rendezvous], duration)
+    return np.asarray(np.maximum(transfer_s, 0.0))
 
 
 def _op_kind(name: str) -> OpKind:

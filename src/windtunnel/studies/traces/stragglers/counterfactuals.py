@@ -100,11 +100,11 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
         return Part(name, slowdown, round(saved), share(saved))
 
     def parts(names: Sequence[str], of_op: NDArray[np.int32], values: Sequence[int]) -> list[Part]:
-        found = [part(name, of_op == value) for name, value in zip(names, values, strict=True)]
-        return sorted(found, key=lambda one: -one.slowdown)
+        ranked = [part(name, of_op == value) for name, value in zip(names, values, strict=True)]
+        return sorted(ranked, key=lambda entry: -entry.slowdown)
 
     replica_of, stage_of = trace.replica[trace.worker], trace.stage[trace.worker]
-    replicas, stages = _known(trace.replica), _known(trace.stage)
+    replicas, stages = _numbers(trace.replica), _numbers(trace.stage)
     by_replica = parts([str(r) for r in replicas], replica_of, replicas)
     by_stage = parts([str(s) for s in stages], stage_of, stages)
     categories = trace.graph.categories
@@ -118,10 +118,10 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
     last_stage = part(str(stages[-1]), stage_of == stages[-1]) if len(stages) > 1 else None
     shown = ranked[:_WORKERS_SHOWN] if len(ranked) > 1 else []
     by_worker = parts([names[w] for w in shown], trace.worker, shown)
-    asked = None
+    repair = None
     if without:
         mended_ns = replays.mean_with_ideal(wanted)
-        asked = Asked(
+        repair = Asked(
             tuple(without),
             int(wanted.sum()),
             round(mended_ns),
@@ -163,7 +163,7 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
             rank_steps=trace.rank_steps,
         ),
         forward_backward_correlation=trace.forward_backward_correlation,
-        asked=asked,
+        asked=repair,
         rank_steps=trace.rank_steps,
         notes=(*trace.notes, *_gap(trace, replayed_ns)),
     )
@@ -178,7 +178,7 @@ def slow_stages(trace: Trace, replays: Replays) -> frozenset[str]:
         for durations in (replays.measured, replays.ideal)
     )
     slow = took > NEGLIGIBLE * ideal
-    return frozenset(str(stage) for stage in _known(trace.stage) if slow[trace.stage == stage].mean() > MOST)
+    return frozenset(str(stage) for stage in _numbers(trace.stage) if slow[trace.stage == stage].mean() > MOST)
 
 
 def _gap(trace: Trace, replayed_ns: float) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ def _gap(trace: Trace, replayed_ns: float) -> tuple[str, ...]:
     )
 
 
-def _known(values: NDArray[np.int32]) -> list[int]:
+def _numbers(values: NDArray[np.int32]) -> list[int]:
     return [int(v) for v in np.unique(values[values >= 0])]
 
 

@@ -41,7 +41,7 @@ def chosen_ops(trace: Trace, wanted: Sequence[str]) -> NDArray[np.bool_]:
 
 def _of(trace: Trace, field: str, value: str, text: str) -> NDArray[np.bool_]:
     if field == "op":
-        return _named(trace, value)
+        return _ops_called(trace, value)
     if field == "step":
         if len(trace.steps) == 1:
             raise SpecError("without", text, "this trace is of one step, or is replayed as one")
@@ -52,25 +52,25 @@ def _of(trace: Trace, field: str, value: str, text: str) -> NDArray[np.bool_]:
             return np.isin(trace.worker, by_rank)
         return np.asarray(trace.worker == _index(field, value, trace.worker_names))
     of_worker = trace.stage if field == "stage" else trace.replica
-    known = sorted({int(number) for number in of_worker if number >= 0})
-    if not known:
+    numbers = sorted({int(number) for number in of_worker if number >= 0})
+    if not numbers:
         raise SpecError("without", text, f"this trace does not say the {field} of its ranks; name workers instead")
-    number = known[_index(field, value, [str(one) for one in known])]
+    number = numbers[_index(field, value, [str(number) for number in numbers])]
     return np.asarray(of_worker[trace.worker] == number)
 
 
-def _named(trace: Trace, value: str) -> NDArray[np.bool_]:
+def _ops_called(trace: Trace, value: str) -> NDArray[np.bool_]:
     graph, wanted = trace.graph, value.lower()
     kinds = [number for number, name in enumerate(graph.categories) if name.lower() == wanted]
-    found = np.isin(graph.category, kinds)
-    if not found.any():
+    of_op = np.isin(graph.category, kinds)
+    if not of_op.any():
         labels = [n for n, label in enumerate(graph.labels) if label.lower() == wanted]
         labels = labels or [n for n, label in enumerate(graph.labels) if label.lower().startswith(wanted)]
-        found = np.isin(graph.label, labels)
-    if not found.any():
+        of_op = np.isin(graph.label, labels)
+    if not of_op.any():
         used = [graph.categories[int(number)] for number in np.unique(graph.category)]
         raise UnknownNameError("op", value, used[:_MOST_KNOWN], "Names of single ops do as well.")
-    return np.asarray(found)
+    return np.asarray(of_op)
 
 
 def _index(field: str, value: str, names: Sequence[str]) -> int:

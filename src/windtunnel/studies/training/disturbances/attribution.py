@@ -55,7 +55,7 @@ def _held_up(
 
 def _added(at: ReplayedStep) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What disturbances add to each program: nanoseconds of its passes, and shares of its transfers by category."""
-    graph, durations, added = at.graph, at.taken, at.added
+    graph, durations, added = at.graph, at.duration, at.added
     stages, categories = graph.n_programs, len(graph.categories)
     passes = np.zeros((len(durations), stages))
     shares = np.zeros((len(durations), stages, categories))

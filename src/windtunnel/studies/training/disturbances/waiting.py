@@ -45,11 +45,11 @@ class ReplayedStep:
         self.unfolded, self.timeline, self.step, self.setters = unfolded, timeline, step, setters
         self.graph, n = step.graph, step.graph.n_ops
         self.start, self.end = timeline.start_ns.reshape(-1, n), timeline.end_ns.reshape(-1, n)
-        self.taken = self.end - self.start
+        self.duration = self.end - self.start
         slowed = unfolded.step.duration_ns.reshape(-1, n)
         share = 1.0 - np.minimum(step.duration_ns / np.maximum(slowed, 1), 1.0)
         share[:, step.duration_ns == 0] = 0.0
-        self.added = self.taken * share  # by disturbances, to each op
+        self.added = self.duration * share  # by disturbances, to each op
         self.sizes, self.classes_of = unfolded.sizes, unfolded.class_of
         self.representative = np.unique(unfolded.class_of, return_index=True)[1]
         self.stream = step.graph.stream % len(STREAMS)

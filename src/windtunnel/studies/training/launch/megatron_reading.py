@@ -57,23 +57,23 @@ TOKENS_MOST = 100_000
 def read(text: str, n_gpus: int, where: str) -> Native:
     """The job that arguments state. Raises InputFileError on what is no shell text, SpecError on a value."""
     arguments = Arguments(shell_words(text, where), where)
-    if not any(name.startswith("--") for name in arguments.given):
+    if not any(name.startswith("--") for name in arguments.options):
         raise InputFileError(where, "holds no --options", "give Megatron-Core arguments, or a plan in YAML")
     of_swift = SWIFT.search(text) is not None
     if of_swift:
-        arguments.given = {
+        arguments.options = {
             **SWIFT_DEFAULTS,
-            **{SWIFT_NAMES.get(name, name): of for name, of in arguments.given.items()},
+            **{SWIFT_NAMES.get(name, name): of for name, of in arguments.options.items()},
         }
     fields = _fields(arguments, n_gpus)
-    if not (arguments.asked - SHARED | set(MODEL)) & arguments.given.keys():
+    if not (arguments.names_read - SHARED | set(MODEL)) & arguments.options.keys():
         remedy = "give the launch file of Megatron-Core or of Hugging Face's Trainer, or name the model and give flags"
         raise InputFileError(where, "states no argument of Megatron-Core", remedy)
-    sizes = {name: arguments.number(option) for option, name in MODEL.items() if option in arguments.given}
+    sizes = {name: arguments.number(option) for option, name in MODEL.items() if option in arguments.options}
     model: str | dict[str, object] | None = _model(arguments, sizes)
     if of_swift:
         model = catalogued(arguments.word("--model", "") or "") or model
-        arguments.asked -= set() if model else {"--model"}
+        arguments.names_read -= set() if model else {"--model"}
         if arguments.word("--tuner-type", arguments.word("--train-type")) == "lora":
             fields["lora_rank"] = arguments.count("--lora-rank", 8)
     unknown = tuple(arguments.unread())
@@ -113,28 +113,28 @@ class Arguments:
 
     def __init__(self, words: list[str], where: str) -> None:
         self.where = where
-        self.given: dict[str, list[str]] = {}
-        self.asked: set[str] = set()
+        self.options: dict[str, list[str]] = {}
+        self.names_read: set[str] = set()
         name = ""
         for word in words:
             if word.startswith("--"):
                 name, equals, value = word.partition("=")
                 name = name.replace("_", "-")
-                self.given[name] = [value] if equals else []
+                self.options[name] = [value] if equals else []
             elif name and not word.startswith("-"):
-                self.given[name].append(word)
+                self.options[name].append(word)
             else:
                 name = ""
 
     def on(self, name: str) -> bool:
         """Whether a switch is there."""
-        self.asked.add(name)
-        return name in self.given and self.given[name][:1] not in (["false"], ["False"])
+        self.names_read.add(name)
+        return name in self.options and self.options[name][:1] not in (["false"], ["False"])
 
     def word(self, name: str, default: str | None = None) -> str | None:
         """Its first word; the default where it is not there."""
-        self.asked.add(name)
-        words = self.given.get(name)
+        self.names_read.add(name)
+        words = self.options.get(name)
         if words is None:
             return default
         if not words:
@@ -143,8 +143,8 @@ class Arguments:
 
     def words(self, name: str) -> list[str]:
         """All its words."""
-        self.asked.add(name)
-        return self.given.get(name, [])
+        self.names_read.add(name)
+        return self.options.get(name, [])
 
     def number(self, name: str, default: int | None = None) -> int | None:
         """A whole number. Raises SpecError."""
@@ -162,8 +162,8 @@ class Arguments:
 
     def unread(self) -> list[str]:
         """Options that nobody asked for and that may matter."""
-        left = [name for name in self.given if name not in self.asked and not NO_EFFECT.match(name)]
-        return [" ".join([name, *self.given[name][:1]]) for name in left]
+        left = [name for name in self.options if name not in self.names_read and not NO_EFFECT.match(name)]
+        return [" ".join([name, *self.options[name][:1]]) for name in left]
 
 
 def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
@@ -175,7 +175,7 @@ def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
     if cp > 1:
         fields["cp_kind"] = "ulysses" if kind == "a2a" else "ring"
         if kind not in (None, "p2p", "a2a"):
-            arguments.given[f"--cp-comm-type {kind}"] = []
+            arguments.options[f"--cp-comm-type {kind}"] = []
     fields |= {"ep": arguments.count("--expert-model-parallel-size", 1)}
     etp = arguments.number("--expert-tensor-parallel-size")
     if etp is not None:
@@ -185,7 +185,7 @@ def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
         fields["sequence_parallel"] = arguments.on("--sequence-parallel")
         fields["overlap_tp"] = arguments.on("--tp-comm-overlap")
     else:
-        arguments.asked |= {"--sequence-parallel", "--tp-comm-overlap"}
+        arguments.names_read |= {"--sequence-parallel", "--tp-comm-overlap"}
     fields["micro_batch"] = micro = arguments.count("--micro-batch-size", 1)
     for name, option in (("global_batch", "--global-batch-size"), ("seq_len", "--seq-length")):
         value = arguments.number(option)
@@ -200,7 +200,7 @@ def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
         arguments.word("--moe-flex-dispatcher-backend"),
     )
     if kind == "allgather":  # not what is priced
-        arguments.asked.discard("--moe-token-dispatcher-type")
+        arguments.names_read.discard("--moe-token-dispatcher-type")
     elif kind == "flex" and (backend in ("deepep", "hybridep") or arguments.on("--moe-enable-deepep")):
         fields["dispatcher"] = backend or "deepep"
     fields |= _experts(arguments)
@@ -228,13 +228,13 @@ def _pipeline(arguments: Arguments, pp: int) -> dict[str, object]:
     if layout is not None:
         counts = _stages(layout)
         if counts is None or len(counts) % pp:
-            arguments.given[f"--pipeline-model-parallel-layout {layout}"] = []
+            arguments.options[f"--pipeline-model-parallel-layout {layout}"] = []
         else:
             fields["layers_per_stage"] = counts
             chunks = len(counts) // pp
     if chunks is None and each is not None:
         if layers is None:
-            arguments.asked.discard("--num-layers-per-virtual-pipeline-stage")
+            arguments.names_read.discard("--num-layers-per-virtual-pipeline-stage")
         elif layers % (pp * each):
             raise SpecError(
                 "--num-layers-per-virtual-pipeline-stage",
@@ -254,7 +254,7 @@ def _pipeline(arguments: Arguments, pp: int) -> dict[str, object]:
     if all(both):
         fields["account_for_embedding"] = True
     elif any(both):
-        arguments.given["--account-for-... of one end only"] = []
+        arguments.options["--account-for-... of one end only"] = []
     return fields
 
 
@@ -265,7 +265,7 @@ def _ends(arguments: Arguments, pp: int, layers: int | None, chunks: int) -> dic
     if pp == 1 or (first is None and last is None):
         return {}
     if layers is None:  # how many the others have is not known
-        arguments.asked.difference_update(names)
+        arguments.names_read.difference_update(names)
         return {}
     others = pp - (first is not None) - (last is not None)
     rest = layers - (first or 0) - (last or 0)
@@ -330,14 +330,14 @@ def _recompute(arguments: Arguments) -> str:
         kind = "selective"
     if kind == "full":
         if method == "uniform" and (layers or 1) > 1:  # one checkpoint for several layers: no field for that
-            arguments.given[f"--recompute-num-layers {layers} of uniform"] = []
+            arguments.options[f"--recompute-num-layers {layers} of uniform"] = []
         return f"full:{layers}" if method == "block" and layers else "full"
     if kind != "selective":
         return "none"
     parts = {name: part for part, name in MODULES.items()}
     for name in modules:
         if name not in parts:
-            arguments.given[f"--recompute-modules {name}"] = []
+            arguments.options[f"--recompute-modules {name}"] = []
     chosen = sorted({parts[name] for name in modules if name in parts}) if modules else ["core_attention"]
     return "selective:" + ",".join(chosen) if chosen else "none"
 
@@ -368,10 +368,10 @@ def _formats(arguments: Arguments) -> dict[str, object]:
     if low is not None:
         precisions = {name: precision for precision, name in RECIPES.items()} | {"blockwise": "fp8-current"}
         if recipe not in precisions:
-            arguments.given[f"--fp8-recipe {recipe}"] = []
+            arguments.options[f"--fp8-recipe {recipe}"] = []
         fields["precision"] = precisions.get(recipe or "delayed", "fp8")
     if arguments.word("--fp4-format") is not None:
-        arguments.asked.add("--fp4-recipe")
+        arguments.names_read.add("--fp4-recipe")
         fields["precision"] = "nvfp4"
     low_parameters = any([arguments.on("--fp8-param-gather"), arguments.on("--fp8-param")])
     if low_parameters or low is not None:
@@ -382,28 +382,28 @@ def _formats(arguments: Arguments) -> dict[str, object]:
     if optimizer in ("adam", "sgd", "muon"):
         fields["optimizer"] = optimizer
     else:
-        arguments.given[f"--optimizer {optimizer}"] = []
+        arguments.options[f"--optimizer {optimizer}"] = []
     moments = [arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")]
-    arguments.asked |= {"--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype"}
+    arguments.names_read |= {"--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype"}
     if arguments.on("--use-precision-aware-optimizer") and moments == ["bf16", "bf16"]:
         fields["optimizer_dtype"] = "bf16"
     elif moments != ["fp32", "fp32"]:
-        arguments.given[f"--exp-avg-dtype {moments[0]}"] = []
+        arguments.options[f"--exp-avg-dtype {moments[0]}"] = []
     return fields
 
 
 def _model(arguments: Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
     """Keywords of `windtunnel.physics.model.transformer`; None where sizes are missing."""
-    arguments.asked |= {*MODEL, *MODEL_SWITCHES}
+    arguments.names_read |= {*MODEL, *MODEL_SWITCHES}
     if any(sizes.get(name) is None for name in ("layers", "hidden", "heads")):
         return None
-    gated = "--swiglu" in arguments.given
+    gated = "--swiglu" in arguments.options
     hidden = sizes["hidden"] or 0
     ffn = sizes.get("ffn") or (-(-hidden * 8 // 3 // 64) * 64 if gated else 4 * hidden)
-    family = "llama" if gated or "--disable-bias-linear" in arguments.given else "gpt"
-    if "--add-qkv-bias" in arguments.given:
+    family = "llama" if gated or "--disable-bias-linear" in arguments.options else "gpt"
+    if "--add-qkv-bias" in arguments.options:
         family = "qwen2"
-    if "--qk-layernorm" in arguments.given:
+    if "--qk-layernorm" in arguments.options:
         family = "qwen3"
     experts = sizes.get("experts")
     model: dict[str, object] = {
@@ -411,11 +411,11 @@ def _model(arguments: Arguments, sizes: Mapping[str, int | None]) -> dict[str, o
         "hidden": hidden,
         "heads": sizes["heads"],
         "ffn": (sizes.get("expert_ffn") or ffn) if experts else ffn,
-        "kv_heads": sizes.get("kv_heads") if "--group-query-attention" in arguments.given else None,
+        "kv_heads": sizes.get("kv_heads") if "--group-query-attention" in arguments.options else None,
         "head_dim": sizes.get("head_dim"),
         "gated": gated,
         "family": family,
-        "tied_embeddings": "--untie-embeddings-and-output-weights" not in arguments.given,
+        "tied_embeddings": "--untie-embeddings-and-output-weights" not in arguments.options,
         "vocab": sizes.get("vocab"),
     }
     if experts:

@@ -198,7 +198,7 @@ def _document(text: str, kind: str) -> dict[str, object]:
 
 
 def _options(text: str) -> dict[str, list[str]]:
-    return Arguments(shell_words(text, "arguments"), "arguments").given
+    return Arguments(shell_words(text, "arguments"), "arguments").options
 
 
 def _arguments(text: str, old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> str:

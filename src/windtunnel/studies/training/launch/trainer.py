@@ -92,7 +92,7 @@ def settings_of(path: str | Path) -> dict[str, object] | None:
         text = read_text(path, GIVE, SCRIPT_BYTES_MOST)
         if not (MARKS.search(text) or dialects.SWIFT.search(text)):
             return None
-        options = Arguments(shell_words(text, str(path)), str(path)).given
+        options = Arguments(shell_words(text, str(path)), str(path)).options
         settings = {name.removeprefix("--").replace("-", "_"): _of_words(words) for name, words in options.items()}
         settings = dict(dialects.of_swift(settings)) if dialects.SWIFT.search(text) else settings
     of_trainer = settings.keys() & {*BATCH, "gradient_accumulation_steps", "adapter"}

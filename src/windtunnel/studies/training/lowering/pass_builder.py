@@ -168,7 +168,7 @@ class PassBuilder:
 
     def _behind(self) -> tuple[int, ...]:
         """The last kernel, if there is one."""
-        self.looks_back |= self.last < self.begun
+        self.looks_back |= self.last < self.first_op
         return (self.last,) if self.last >= 0 else ()
 
     def _op(
@@ -207,7 +207,7 @@ class PassBuilder:
 
     def mark(self) -> tuple[int, ...]:
         """How much there is so far; a block begins here."""
-        self.begun, self.looks_back = self.builder.n_ops, False
+        self.first_op, self.looks_back = self.builder.n_ops, False
         return self._counts()
 
     def _counts(self) -> tuple[int, ...]:

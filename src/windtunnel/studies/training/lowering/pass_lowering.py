@@ -87,7 +87,7 @@ def build_pass(
             build.copy_of(stretch)
         else:
             _add_block(build, order, number, phase, gathers, fetched)
-            build.looks_back |= build.last < build.begun  # without a kernel of its own the last one stays
+            build.looks_back |= build.last < build.first_op  # without a kernel of its own the last one stays
             if stretches is not None and alone:
                 stretches[(*key, last) if build.looks_back else key] = build.since(mark)
         number += 1
@@ -190,7 +190,7 @@ def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1
         assert op.before is not None
         _dispatch(build, name, op.before, op)
         if op.name == "dispatch" and not plan.cuda_graphs and op.product is None and build.last >= 0:
-            build.looks_back |= build.last < build.begun
+            build.looks_back |= build.last < build.first_op
             build.sync = (build.last,)  # the host reads how many tokens go where before it can launch the experts
         return
     if op.kind == "attention" and op.before is not None:

@@ -46,7 +46,7 @@ class StepBuilder:
         self.categories = [f"segment {number}" for number in range(len(names))]
         self.labels: list[str] = list(names)
         self.traffic: dict[str, float] = {}  # bytes of all programs together
-        self._known: dict[tuple[str, Transfer, int, bool], Collective] = {}
+        self._collectives: dict[tuple[str, Transfer, int, bool], Collective] = {}
         self._norms_of: dict[int, int] = {}  # by identity of a piece
         self._buckets: dict[tuple[object, ...], list[Collective]] = {}
 
@@ -72,9 +72,9 @@ class StepBuilder:
 
     def collective(self, name: str, transfer: Transfer, *, messages: int = 1, shared: bool = True) -> Collective:
         """One collective, or several of equal size in a row that the timeline need not tell apart."""
-        collective = self._known.get((name, transfer, messages, shared))
+        collective = self._collectives.get((name, transfer, messages, shared))
         if collective is None:
-            collective = self._known[name, transfer, messages, shared] = self._collective(
+            collective = self._collectives[name, transfer, messages, shared] = self._collective(
                 name, transfer, messages, shared
             )
         return collective

@@ -164,7 +164,7 @@ class _Ranks:
         self.layout, self.pieces, self.schedule = layout, pieces, schedule
         self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
         self.width, self.forward_only = layout.gradient_bytes, layout.plan.task == "forward"
-        self.held = [[pieces[v] for v in row] for row in schedule.virtual_stage]
+        self.pieces_of = [[pieces[v] for v in row] for row in schedule.virtual_stage]
         self.loads = self._loads_of_actions()
         self.drafts = [self._draft(rank) for rank in range(schedule.stages)]
         self.allocated = [sum(categories.values()) for categories, _ in self.drafts]
@@ -199,7 +199,7 @@ class _Ranks:
 
     def _draft(self, rank: int) -> tuple[dict[str, int], _Walk]:
         """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
-        pieces = self.held[rank]
+        pieces = self.pieces_of[rank]
         state = self._state(pieces)
         fresh = fresh_gradients(self.layout)
         walk = self._walk(rank)
@@ -254,7 +254,7 @@ class _Ranks:
 
     def _walk(self, rank: int) -> _Walk:
         """Through the rank's actions, to the one that holds the most."""
-        schedule, pieces = self.schedule, self.held[rank]
+        schedule, pieces = self.schedule, self.pieces_of[rank]
         adds, most, learned, learns = self.loads[:, schedule.of_rank(rank)]
         before = np.cumsum(adds) - adds
         gradients = np.cumsum(learns) - learns
@@ -344,7 +344,7 @@ class _Ranks:
 
     def _resident(self, rank: int) -> Resident:
         """Tensors outside of passes."""
-        layout, pieces = self.layout, self.held[rank]
+        layout, pieces = self.layout, self.pieces_of[rank]
         plan, stage = layout.plan, layout.plan.zero_stage or 0
         state = self._state(pieces)
         weights = _weights(pieces)

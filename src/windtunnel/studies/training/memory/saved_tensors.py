@@ -92,7 +92,7 @@ class Writer:
         self.loss = keep.loss.get("compiled", keep.loss) if compiled and tp == 1 else keep.loss
         self.cast = KEPT_BYTES.get(precision, 0.0)
         self.size: dict[int, int] = {}
-        self.taken: dict[int, int] = {}  # what slots take that stand for more than themselves
+        self.part_bytes: dict[int, int] = {}  # what slots take that stand for more than themselves
         self.holds: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []
         self.gradients: list[int] = []  # of weights
@@ -110,13 +110,13 @@ class Writer:
         """A tensor with one reference. `share`: of its bytes, where the others are a tensor of their own."""
         slot = self.reserve(size)
         if share != 1.0:
-            self.taken[slot] = max(1, int(share * size))
+            self.part_bytes[slot] = max(1, int(share * size))
         self.events.append((slot, self.bytes_of(slot)))
         return slot
 
     def bytes_of(self, slot: int) -> int:
         """What a slot takes."""
-        return self.taken.get(slot, self.size[slot])
+        return self.part_bytes.get(slot, self.size[slot])
 
     def sizes(self) -> tuple[int, ...]:
         """Of all slots."""

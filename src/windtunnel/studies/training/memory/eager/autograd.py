@@ -40,7 +40,7 @@ class Autograd:
         self.nodes: list[tuple[str, Backward]] = []
         self.grads: dict[str, int] = {}
         self.views: set[str] = set()  # whose gradient so far is a view, so that the next one is added out of place
-        self.kept: list[int] = []
+        self.saved_slots: list[int] = []
 
     def forward(self, operations: list[Operation], rule_of: Callable[[Operation], Rule]) -> int:
         """Slot of the output, -1 for the loss."""
@@ -73,7 +73,7 @@ class Autograd:
         """One more reference each, until the op's backward; none under a checkpoint."""
         if not self.keeping:
             return []
-        self.kept += slots
+        self.saved_slots += slots
         return [self.w.hold(slot) for slot in slots]
 
     def keep_new(self, *sizes: float) -> list[int]:

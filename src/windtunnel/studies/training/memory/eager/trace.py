@@ -46,7 +46,7 @@ def write_plain(
     else:
         autograd = Autograd(writer, style, later, table_bytes)
         output = autograd.forward(run, rule_of)
-        saved = {slot for slot in autograd.kept if slot != output}
+        saved = {slot for slot in autograd.saved_slots if slot != output}
         away = sorted(saved) if offload else []
         forward = writer.events + [(slot, 0) for slot in away]
         writer.events = [(slot, writer.size[slot]) for slot in away]
