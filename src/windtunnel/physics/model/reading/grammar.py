@@ -35,12 +35,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.files.document import own_document
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model, Tower
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
@@ -58,6 +59,25 @@ MORE = ("more_", "shared")  # entries of a mixer that say nothing where they are
 FLAGS = frozenset(
     field.name for kind in (Extended, FeedForward, Layer, Model) for field in fields_of(kind) if field.type == "bool"
 )
+
+
+def _entries(*kinds: type, more: str = "") -> frozenset[str]:
+    """Names of entries: fields of what they make."""
+    return frozenset(field.name for kind in kinds for field in fields_of(kind)) | {"instead", *more.split()}
+
+
+SECTIONS = frozenset((
+    "extends", "inside", "text", "flat", "tied", "notes", "defaults", "aliases", "ignore", "only", "objects", "must",
+    "words", "model", "mixers", "blocks", "mixer", "block", "layer", "sound", "tower", "parts", "outside", "neutral",
+    "irrelevant",
+))  # fmt: skip
+ENTRIES = {
+    "model": _entries(Model),
+    "layer": _entries(Layer, Streamed, more="count"),
+    "mixers": _entries(Attention, Extended, Compressed, Indexed, Recurrent),
+    "blocks": _entries(FeedForward, ExtendedBlock),
+}
+ALLOWED = {"qk_norm": ("none", "per_head", "full", "l2"), "position": ("rope", "none", "learned", "alibi")}
 ACTIVATIONS = (
     "silu",
     "swish",
@@ -87,8 +107,32 @@ def type_names() -> tuple[str, ...]:
 
 @cache
 def _type(name: str) -> dict[str, Any]:
-    own: dict[str, object] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    """What the file of a type says, laid over what it extends. Raises SpecError and InputFileError."""
+    path, where = FOLDER / f"{name}.yaml", f"types/{name}.yaml"
+    if not path.is_file():
+        raise SpecError("extends", name, f"there is no {where}")
+    own = read_mapping(path, "see docs/models.md, Add a model")
+    _only(own, SECTIONS, where)
+    for section, allowed in ENTRIES.items():
+        parts = own.get(section, {})
+        for entries in parts.values() if section in ("mixers", "blocks") else (parts,):
+            if not isinstance(entries, dict):  # `instead: true`
+                continue
+            _only(entries, allowed, f"{where}: {section}")
+            for key, words in ALLOWED.items():
+                word = entries.get(key, words[0])
+                if word not in words and not str(word).startswith("="):
+                    raise SpecError(key, word, f"one of {', '.join(words)}", f"{where}: {section}")
     return _laid_over(_type(own["extends"]), own) if "extends" in own else own
+
+
+def _only(entries: Mapping[str, object], allowed: frozenset[str], where: str) -> None:
+    for key in entries:
+        if key not in allowed:
+            near = get_close_matches(key, allowed, n=1)
+            raise SpecError(
+                key, entries[key], f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(allowed))}", where
+            )
 
 
 @cache
@@ -120,7 +164,10 @@ def _laid_over(base: dict[str, Any], own: dict[str, object]) -> dict[str, object
 @cache
 def _parsed(text: str) -> tuple[ast.expr, bool]:
     """The expression, and whether it asks for the layer."""
-    tree = ast.parse(text, mode="eval").body
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        raise SpecError("expression", text, "see docs/models.md, Add a model: Expressions") from None
     return tree, any(isinstance(node, ast.Name) and node.id == "i" for node in ast.walk(tree))
 
 
