@@ -47,8 +47,3 @@ def kv_bytes_per_token(model: Model, element_bytes: float = 2.0, tp: int = 1) ->
 def state_bytes_per_sequence(model: Model, element_bytes: float = 2.0, tp: int = 1) -> float:
     """Of one sequence in all layers, whatever its length."""
     return sum(n * fixed_bytes(layer.attention, element_bytes, tp) for layer, n in model.distinct_layers())
-
-
-def sequence_bytes(model: Model, context: float, element_bytes: float = 2.0, tp: int = 1) -> float:
-    """Of one sequence of `context` tokens in all layers."""
-    return sum(n * kept_bytes(layer.attention, context, element_bytes, tp) for layer, n in model.distinct_layers())

@@ -12,7 +12,7 @@ import pytest
 from windtunnel.errors import SpecError
 from windtunnel.physics.model import read_config
 from windtunnel.physics.model.architecture import Model
-from windtunnel.physics.model.cache import kv_bytes_per_token, sequence_bytes, state_bytes_per_sequence
+from windtunnel.physics.model.cache import kept_bytes, kv_bytes_per_token, state_bytes_per_sequence
 from windtunnel.physics.model.layers.layer import head_operations, layer_operations
 from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
 from windtunnel.physics.model.operations import Shard
@@ -24,6 +24,10 @@ DERIVED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "derive
 
 def model_of(kind: str) -> Model:
     return read_config(DERIVED[kind]["config"])
+
+
+def sequence_bytes(model: Model, context: float) -> float:
+    return sum(n * kept_bytes(layer.attention, context) for layer, n in model.distinct_layers())
 
 
 @pytest.mark.parametrize("kind", DERIVED)

@@ -68,8 +68,7 @@ def _entries(*kinds: type, more: str = "") -> frozenset[str]:
 
 SECTIONS = frozenset((
     "extends", "inside", "text", "flat", "tied", "notes", "defaults", "aliases", "ignore", "only", "objects", "must",
-    "words", "model", "mixers", "blocks", "mixer", "block", "layer", "sound", "tower", "parts", "outside", "neutral",
-    "irrelevant",
+    "words", "model", "mixers", "blocks", "mixer", "block", "layer", "sound", "tower", "parts", "outside",
 ))  # fmt: skip
 ENTRIES = {
     "model": _entries(Model),
@@ -78,18 +77,8 @@ ENTRIES = {
     "blocks": _entries(FeedForward, ExtendedBlock),
 }
 ALLOWED = {"qk_norm": ("none", "per_head", "full", "l2"), "position": ("rope", "none", "learned", "alibi")}
-ACTIVATIONS = (
-    "silu",
-    "swish",
-    "gelu",
-    "gelu_new",
-    "gelu_fast",
-    "gelu_pytorch_tanh",
-    "quick_gelu",
-    "relu",
-    "relu2",
-    "xielu",
-)
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2",
+               "xielu")  # fmt: skip
 MEANING = {"max_position_embeddings": ": give the longest context that it is made for, such as 8192"}
 TOWERS = ("vision_config", "audio_config")
 # Fields beside a text model that are about towers, projectors and the tokens they stand for.

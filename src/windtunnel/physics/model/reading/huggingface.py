@@ -32,8 +32,7 @@ def read_config(source: str | Path | Mapping[str, object], name: str | None = No
     """The model that a `config.json` describes, called `name`, as it calls itself, or after its folder.
 
     `source`: path of the file, of the folder that holds it, or the mapping itself. Raises InputFileError for a file
-    that is missing or no JSON object, SpecError for an
-    unknown `model_type` and for any field at fault.
+    that is missing or no JSON object, SpecError for an unknown `model_type` and for any field at fault.
     """
     where = None
     if not isinstance(source, Mapping):
