@@ -65,6 +65,8 @@ class About:
         if self.unit:
             kinds = described.pop("anyOf", None) or [{name: described.pop(name) for name in _NUMBER & set(described)}]
             text = {"type": "string", "description": f"with its unit, such as {UNITS[self.unit].example}"}
+            base = {"description": UNITS[self.unit].base} if UNITS[self.unit].base else {}
+            kinds = [kind | base if kind.get("type") in ("integer", "number") else kind for kind in kinds]
             described = {**described, "anyOf": [text, *kinds]}
         return {**described, "description": self.text} if self.text else described
 
@@ -98,20 +100,21 @@ _NUMBER = {"type", "minimum", "maximum", "exclusiveMinimum", "additionalProperti
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How a text becomes a number, and an example of one."""
+    """How a text becomes a number, an example of one, and what a bare number counts."""
 
     parse: Callable[[object], float]
     example: str
+    base: str
 
 
 UNITS: Mapping[str, Unit] = {
-    "bandwidth": Unit(units.parse_bandwidth, "800Gb/s"),
-    "bytes": Unit(units.parse_bytes, "80GiB"),
-    "count": Unit(units.parse_count, "8,192"),
-    "flops": Unit(units.parse_flops, "989TFLOP/s"),
-    "share": Unit(units.parse_share, "2%"),
-    "time": Unit(units.parse_time, "50ms"),
-    "tokens": Unit(units.parse_tokens, "15T"),
+    "bandwidth": Unit(units.parse_bandwidth, "800Gb/s", "bytes per second"),
+    "bytes": Unit(units.parse_bytes, "80GiB", "bytes"),
+    "count": Unit(units.parse_count, "8,192", ""),
+    "flops": Unit(units.parse_flops, "989TFLOP/s", "FLOP per second"),
+    "share": Unit(units.parse_share, "2%", "of 1"),
+    "time": Unit(units.parse_time, "50ms", "seconds"),
+    "tokens": Unit(units.parse_tokens, "15T", "tokens"),
 }
 
 

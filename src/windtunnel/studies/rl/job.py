@@ -127,7 +127,7 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
     assert question.prompts is not None
     assert question.lengths is not None
     habits = load_habits(question.framework or "verl")
-    machine, model = laid_over(cluster_of(question.cluster), habits), model_of(question.model)
+    machine, model = laid_over(question, habits), model_of(question.model)
     answers = answers_of(question.lengths)
     samples = question.samples or 1
     gen_gpus = machine.n_gpus if question.generate is None else question.generate
@@ -183,12 +183,17 @@ def in_flight(draft: Job, replicas: int) -> int | None:
     return limits.get(draft.habits.in_flight)
 
 
-def laid_over(machine: Cluster, habits: Habits) -> Cluster:
-    """The cluster as ranks find it: in a job over several NVLink domains, nodes of any, where nothing aligns them."""
+def is_scattered(question: Rl, habits: Habits) -> bool:
+    """Whether groups of ranks lie over nodes of several NVLink domains, since nothing aligns them."""
+    machine = cluster_of(question.cluster)
     several = machine.n_gpus > machine.scale_up_domain > machine.gpus_per_node
-    if habits.aligns_nodes or not several:
-        return machine
-    return cluster_with(machine, scale_up_domain=machine.gpus_per_node)
+    return several and not habits.aligns_nodes and question.cluster.scale_up_domain is None
+
+
+def laid_over(question: Rl, habits: Habits) -> Cluster:
+    """The cluster as ranks find it; a `scale_up_domain` of the question's own is what they find."""
+    machine = cluster_of(question.cluster)
+    return cluster_with(machine, scale_up_domain=machine.gpus_per_node) if is_scattered(question, habits) else machine
 
 
 def sub(machine: Cluster, gpus: int) -> Cluster:

@@ -9,7 +9,7 @@ import numpy as np
 
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.studies.rl.clock import NS, Run, Step
-from windtunnel.studies.rl.job import Job, alone_s
+from windtunnel.studies.rl.job import Job, alone_s, is_scattered
 from windtunnel.studies.rl.learner import fullest
 from windtunnel.studies.rl.result import Lane, Phases, RlResult, Side, Staleness
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
@@ -228,6 +228,8 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
     elif drafting.speculative_tokens and wanted.acceptance is None:
         kept = f"a drafted token is taken to be kept with a chance of {drafting.acceptance:g}"
         said.append(f"no --acceptance is given: {kept}; other drafters differ, so give what the engine's log says")
+    if is_scattered(job.question, job.habits):
+        said.append(_SCATTERED.format(job.habits.name, job.habits.release, cluster_of(job.question.cluster)))
     if job.answers.guessed:
         said.append(f"nothing says how long answers are: {job.answers.mean:,.0f} tokens, half of the cap, are assumed")
     if job.answers.assumed and job.answers.sd > 0.0:
@@ -235,6 +237,10 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
     return tuple(said)
 
 
+_SCATTERED = (
+    "{} {} lays groups of ranks over nodes of any NVLink domain, so beyond a node they talk over the network;"
+    " where nodes are aligned give --set cluster.scale_up_domain={.scale_up_domain}"
+)
 _SPREAD_ASSUMED = (
     "lengths are taken as lognormal with a standard deviation of {:g} (of the logarithm), which moves generation: give"
     " a file, or sd= in --lengths"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from windtunnel.questions.asked.serve.parts import Closed
 from windtunnel.questions.asked.serve.study import Serve
 from windtunnel.questions.header import Verdict, verdict_of
 from windtunnel.studies.serving.result import ServingResult
@@ -29,7 +30,7 @@ class Held:
         timed = self.of == TPOT
         name = "TPOT" if timed else "Output"
         measured, predicted, p5, p95 = (
-            format_time(value) if timed else f"{value:,.0f} tokens/s"
+            format_time(value) if timed else f"{value:,.0f} tokens/s" if value >= 100 else f"{value:.3g} tokens/s"
             for value in (self.measured, self.predicted, self.p5, self.p95)
         )
         off = self.measured / self.predicted - 1.0
@@ -49,12 +50,23 @@ def comparisons(question: Serve, result: ServingResult) -> Iterator[Held]:
     if tpot is not None:
         low, high = result.tpot.mean / width, result.tpot.mean * width
         yield Held(TPOT, tpot, result.tpot.mean, low, high, verdict_of(tpot, low, high))
-    if output is not None:
+    if output is not None and not _is_what_arrives(question, result):
         low, high = result.output_tokens_per_s / width, result.output_tokens_per_s * width
         yield Held(OUTPUT, output, result.output_tokens_per_s, low, high, verdict_of(1 / output, 1 / high, 1 / low))
 
 
-def unheld(question: Serve, figures: tuple[Held, ...]) -> Iterator[str]:
+def unheld(question: Serve, result: ServingResult) -> Iterator[str]:
     """Why there is nothing to hold what was measured against."""
-    if not figures and (question.measured is not None or question.measured_output is not None):
-        yield "what was measured is held against nothing: no time per output token is predicted of this deployment"
+    if not result.feasible or result.tpot is None:
+        if question.measured is not None or question.measured_output is not None:
+            yield "what was measured is held against nothing: no time per output token is predicted of this deployment"
+    elif question.measured_output is not None and _is_what_arrives(question, result):
+        yield (
+            f"--measured-output is held against nothing: requests that come by themselves ask for"
+            f" {result.output_tokens_per_s:,.0f} tokens/s, and all are kept up with; give --measured, or --concurrency"
+        )
+
+
+def _is_what_arrives(question: Serve, result: ServingResult) -> bool:
+    """Whether output is what requests ask for, and says nothing of the deployment."""
+    return not isinstance(question.load, Closed) and result.regime != "over"

@@ -89,7 +89,7 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     run = _runner(question, timeline)
     served = _served(question, run, run(workload), workload, curve)
     against = tuple(comparisons(question, served.result))
-    return replace(served, measured=against, warnings=(*served.warnings, *unheld(question, against)))
+    return replace(served, measured=against, warnings=(*served.warnings, *unheld(question, served.result)))
 
 
 def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Served | Placed | ServingPlans:

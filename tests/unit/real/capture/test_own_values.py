@@ -65,6 +65,16 @@ SCRIPTS = {
         "",
         "clock",
     ),
+    "a clock of its own, and a date that is sent": (
+        "    dist.broadcast_object_list([datetime.datetime.now()])\n    if time.time() - last > 10: continue",
+        "",
+        "clock",
+    ),
+    "a date by its other name": (
+        "    if (datetime.datetime.today() - day).total_seconds() > 10: continue",
+        "",
+        "clock",
+    ),
     "a clock of a rank in the middle": (
         "    if dist.get_rank() == 1 and time.time() - last > 10: continue",
         "",
@@ -91,7 +101,7 @@ def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(
     source = HEAD + LOOP.replace("WHAT", what.replace("MORE", after))
     if "monotonic" in what:
         source = source.replace("last = time.time()", "time.time(); last = time.monotonic()")
-    line = source.splitlines().index(what.splitlines()[0]) + 1
+    line = next((number for number, text in enumerate(source.splitlines(), 1) if ": continue" in text), 0)
     assert findings(source, tmp_path, monkeypatch) == ([(kind, f"train.py:{line}")] if kind else [])
 
 

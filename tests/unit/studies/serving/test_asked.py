@@ -21,10 +21,10 @@ def test_lengths_come_from_ids_text_and_messages() -> None:
     assert _read({"model": "m", "prompt": "x" * 41}).prompt == 11
     assert _read({"model": "alias", "prompt": "x"}).most == 16
     chat = _read({"model": "m", "messages": [{"role": "user", "content": "x" * 40}], "max_completion_tokens": 5}, True)
-    assert (chat.prompt, chat.most, chat.own_most) == (17, 5, True)
+    assert (chat.prompt, chat.most, chat.has_own_most) == (17, 5, True)
     parts = [{"type": "text", "text": "x" * 40}]
     open_ended = _read({"model": "m", "messages": [{"role": "user", "content": parts}]}, True)
-    assert (open_ended.prompt, open_ended.most, open_ended.own_most) == (17, 983, False)
+    assert (open_ended.prompt, open_ended.most, open_ended.has_own_most) == (17, 983, False)
 
 
 def test_tokenize_counts_what_a_request_would() -> None:

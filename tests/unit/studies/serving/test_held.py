@@ -52,3 +52,14 @@ def test_nothing_is_held_against_what_does_not_fit() -> None:
     found = served(model="llama-3-70b", measured=0.03)
     assert not found.measured
     assert "held against nothing" in found.warnings[-1]
+
+
+def test_output_of_requests_that_come_by_themselves_is_no_verdict_until_the_queue_grows() -> None:
+    kept_up = served(load={"rate": 1.0}, measured_output=5.0)
+    assert not kept_up.measured
+    assert "requests that come by themselves ask for" in kept_up.warnings[-1]
+    (behind,) = served(
+        load={"rate": 1000.0}, requests={"prompt": 2048, "output": 512, "requests": 2000}, measured_output=5.0
+    ).measured
+    assert behind.verdict == "slower"
+    assert behind.sentence.startswith("Output of 5 tokens/s")

@@ -322,7 +322,9 @@ def _length(answer: Any) -> int:
 
 
 def _is_data(row: Row) -> bool:
-    """Whether an op brings floating-point numbers of this rank: copied from the host, or drawn. One is a constant."""
+    """Whether an op brings floating-point numbers of this rank: drawn, or copied from the host (one is a constant)."""
     name, kind, _, outputs = row[: OUTPUTS + 1]
-    floats = any("float" in spec.dtype and math.prod(spec.shape) > 1 for spec in outputs)
-    return floats and (kind == "copy" or name.split(".")[-1] in _DRAWN)
+    drawn = name.split(".")[-1] in _DRAWN
+    return (drawn or kind == "copy") and any(
+        "float" in spec.dtype and (drawn or math.prod(spec.shape) > 1) for spec in outputs
+    )

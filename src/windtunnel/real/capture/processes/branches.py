@@ -12,7 +12,7 @@ _EXCHANGES = ("reduce", "gather", "broadcast", "scatter")  # in names of what ex
 _AGREEMENTS = ("broadcast", "object")  # in names of those by which ranks come to hold the same
 _MEETINGS = (*_EXCHANGES, "barrier", "all_to_all", "send", "recv", "backward")  # in names of what ranks wait in
 _CLOCKS = ("time", "perf_counter", "monotonic")
-_DATES = ("datetime.now", "datetime.utcnow")  # with a time zone or without
+_DATES = ("datetime.now", "datetime.utcnow", "datetime.today")  # with a time zone or without
 _BRANCHES = (ast.If, ast.While, ast.IfExp)
 _LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Raise)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import datetime
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 FASTER = 10**6
 _Time = TypeVar("_Time")
+_DATE = datetime.datetime
 _LATER: dict[str, Callable[[float, float], float]] = {
     "": lambda now, seconds: now + seconds,
     "_ns": lambda now, seconds: now + int(seconds * 1e9),
@@ -35,11 +37,16 @@ def quicken_clock(places: Sequence[tuple[str, int]]) -> None:
     for name in ("time", "perf_counter", "monotonic"):
         for ending, later in _LATER.items():
             setattr(time, name + ending, quickened(getattr(time, name + ending), later))
-    real = datetime.datetime
 
     def later_date(now: datetime.datetime, seconds: float) -> datetime.datetime:
         return now + datetime.timedelta(seconds=seconds)
 
-    looks = {name: staticmethod(quickened(getattr(real, name), later_date)) for name in ("now", "utcnow")}
-    kind = type("Dates", (type,), {"__instancecheck__": lambda _, one: isinstance(one, real)})
-    datetime.datetime = kind("datetime", (real,), looks)  # type: ignore[misc]
+    looks = {name: staticmethod(quickened(getattr(_DATE, name), later_date)) for name in ("now", "utcnow", "today")}
+    kind = type("Dates", (type,), {"__instancecheck__": lambda _, instance: isinstance(instance, _DATE)})
+    # Pickle finds a class by its module and name: there is another one now, so dates are sent by what makes them.
+    copyreg.pickle(_DATE, lambda date: (_date, date.__reduce_ex__(2)[1]))
+    datetime.datetime = kind("datetime", (_DATE,), {**looks, "__module__": "datetime"})  # type: ignore[misc]
+
+
+def _date(*state: object) -> datetime.datetime:
+    return _DATE(*state)  # type: ignore[arg-type]

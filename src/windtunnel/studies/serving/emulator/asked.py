@@ -64,7 +64,7 @@ class Asked:
     route: Route
     prompt: int  # tokens
     most: int  # tokens of the answer
-    own_most: bool  # whether the request says so itself
+    has_own_most: bool  # whether the request says so itself
     least: int
     exact: bool  # `ignore_eos`: the answer is as long as `most`
     stream: bool
@@ -123,7 +123,7 @@ def read(raw: bytes, route: Route, served: tuple[str, ...], longest: int, block_
         route=route,
         prompt=tokens,
         most=most,
-        own_most=has_limit,
+        has_own_most=has_limit,
         least=least,
         exact=_flag(body, "ignore_eos"),
         stream=stream,

@@ -97,7 +97,7 @@ class Engine:
             self.metrics.refused += 1
             raise ApiError(503, f"{waiting} requests wait already: try again later", "overloaded_error")
         length = request.most
-        if not (request.exact and request.own_most) and not (self._draw is None and request.own_most):
+        if not (request.exact and request.has_own_most) and not (self._draw is None and request.has_own_most):
             natural = UNNAMED if self._draw is None else self._draw()
             length = max(1, request.least, min(request.most, natural))
         sequence = Sequence(self._count, request.prompt, length, now_ns, in_blocks(request.names, self.block_size))

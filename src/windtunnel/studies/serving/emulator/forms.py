@@ -159,7 +159,7 @@ class Response:
     def whole(self) -> dict[str, object]:
         """All at once."""
         answer = self.answer
-        cut = answer.length == answer.request.most and answer.request.own_most
+        cut = answer.length == answer.request.most and answer.request.has_own_most
         status = "incomplete" if cut else "completed"
         return {
             **self._body(status),

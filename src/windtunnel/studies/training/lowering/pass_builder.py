@@ -62,7 +62,7 @@ class PassBuilder:
     nic_shares: dict[int, float] = field(default_factory=dict)  # op -> share of the NIC that it takes
     pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
     last: int = -1  # last op on the compute stream
-    block_start: int = 0  # first op of the block that is being added
+    first_op: int = 0  # of the block that is being added
     looks_back: bool = False  # whether one of the block's ops depends on what ran before it on the compute stream
     sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
     # Of each kernel, transfer and copy: source and seconds of its price, with its band; what transfers send, by key.
