@@ -21,6 +21,7 @@ from windtunnel.studies.rl.job import Job, batch_time_s, drafted
 from windtunnel.studies.rl.learner import best_trainer, fitting, layouts, least_s, packed
 from windtunnel.studies.rl.lengths import answers_of
 from windtunnel.studies.rl.plan import search
+from windtunnel.studies.rl.reading import assumptions_of
 from windtunnel.studies.rl.result import RlResult
 from windtunnel.studies.rl.study import answer
 
@@ -307,6 +308,11 @@ def test_groups_of_ranks_lie_over_several_racks_where_nothing_aligns_them() -> N
     assert after.engine.cluster.gpus_in_domain == after.trainer.cluster.gpus_in_domain == 72
     assert found("0.6", 64).engine.cluster.gpus_in_domain == 64  # in one rack
     assert batch_time_s(before, before.engine, 16) > batch_time_s(before, after.engine, 16)  # of one release
+    cluster = {"base": "gb200:128", "scale_up_domain": 64}
+    own = drafted(read_part(Rl, SMALL | racks | {"cluster": cluster, "framework": "nemo-rl-0.6"}))
+    assert own.engine.cluster.gpus_in_domain == 64  # as its nodes are aligned
+    assert not any("over nodes of any" in text for text in assumptions_of(own))
+    assert any("over nodes of any" in text for text in assumptions_of(before))
 
 
 def test_the_commands_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
