@@ -1,0 +1,48 @@
+"""Fields of a wrong type or beside others that they do not go with: one error that names fields, never a reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import SpecError
+from windtunnel.physics.model import read_config
+
+MPT = {"model_type": "mpt", "d_model": 64, "n_heads": 8, "n_layers": 2, "vocab_size": 100, "max_seq_len": 128}
+T5 = {
+    "model_type": "t5",
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "vocab_size": 32128,
+}
+GROUPED = {"attn_type": "grouped_query_attention"}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (MPT, {"attn_config": GROUPED}, "attn_config.kv_n_heads is not given: give it with grouped_query_attention"),
+        (MPT, {"attn_config": {**GROUPED, "kv_n_heads": True}}, "attn_config.kv_n_heads = True"),
+        (MPT, {"attn_config": {"kv_n_heads": 4}}, "attn_config.kv_n_heads = 4: give it with grouped_query_attention"),
+        (MPT, {"no_bias": "false"}, "no_bias = 'false': give true or false"),
+        (MPT, {"learned_pos_emb": "false"}, "learned_pos_emb = 'false': give true or false"),
+        (MPT, {"expansion_ratio": True}, "expansion_ratio = True: give a number"),
+        (MPT, {"expansion_ratio": "4"}, "expansion_ratio = '4': give a number"),
+        (MPT, {"expansion_ratio": 4096}, "expansion_ratio = 4096: what has to hold is `expansion_ratio <= 1024`"),
+        (MPT, {"n_heads": 7}, "n_heads = 7: what has to hold is `d_model % n_heads == 0`, with d_model = 64"),
+        (MPT, {"n_heads": 0}, "n_heads = 0: `d_model % n_heads == 0` cannot be worked out, with d_model = 64"),
+        (T5, {"num_layers": "8"}, "num_layers = '8': "),
+        (T5, {"num_layers": True}, "num_layers = True: "),
+        (T5, {"num_decoder_layers": "6"}, "num_decoder_layers = '6': "),
+    ],
+)
+def test_a_field_at_fault_is_named_with_its_value(
+    config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_config({**config, **changes})
+    assert message in str(caught.value)
