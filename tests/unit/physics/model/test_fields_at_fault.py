@@ -46,3 +46,23 @@ def test_a_field_at_fault_is_named_with_its_value(
     with pytest.raises(SpecError) as caught:
         read_config({**config, **changes})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "parameters"), [("relu", 60_506_624), ("gated-relu", 73_089_536), ("gated-gelu", 73_089_536)]
+)
+def test_t5_is_gated_where_its_word_begins_so(word: str, parameters: int) -> None:
+    """Parameters are those that transformers 5.24 builds."""
+    model = read_config({**T5, "feed_forward_proj": word})
+    assert (model.parameters, model.layers[0].feed_forward.activation) == (parameters, word.removeprefix("gated-"))
+
+
+@pytest.mark.parametrize("word", ["banana", "gated-banana", "relu-gated", 3])
+def test_a_projection_that_t5_has_not_is_refused(word: object) -> None:
+    with pytest.raises(SpecError, match="feed_forward_proj"):
+        read_config({**T5, "feed_forward_proj": word})
+
+
+def test_the_gate_of_t5_contradicts_no_other_field() -> None:
+    with pytest.raises(SpecError, match="is_gated_act = True"):
+        read_config({**T5, "is_gated_act": True})
