@@ -66,3 +66,18 @@ def test_a_projection_that_t5_has_not_is_refused(word: object) -> None:
 def test_the_gate_of_t5_contradicts_no_other_field() -> None:
     with pytest.raises(SpecError, match="is_gated_act = True"):
         read_config({**T5, "is_gated_act": True})
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6,
+         "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 1024}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["rope_lora_rank", "rope_layers", "yarn_layers", "foo_coef"])
+def test_a_field_that_only_sounds_of_angles_is_refused(field: str) -> None:
+    with pytest.raises(SpecError, match=field):
+        read_config({**LLAMA, field: 512})
+
+
+@pytest.mark.parametrize("field", ["rope_local_base_freq", "yarn_factor", "rotary_dim", "router_z_loss_coef"])
+def test_angles_and_weights_of_losses_change_no_shape(field: str) -> None:
+    assert read_config({**LLAMA, field: 8}).layers == read_config(LLAMA).layers
