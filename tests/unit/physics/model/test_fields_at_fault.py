@@ -81,3 +81,35 @@ def test_a_field_that_only_sounds_of_angles_is_refused(field: str) -> None:
 @pytest.mark.parametrize("field", ["rope_local_base_freq", "yarn_factor", "rotary_dim", "router_z_loss_coef"])
 def test_angles_and_weights_of_losses_change_no_shape(field: str) -> None:
     assert read_config({**LLAMA, field: 8}).layers == read_config(LLAMA).layers
+
+
+GEMMA = {"model_type": "gemma4_text", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1000, "sliding_window": 128,
+         "max_position_embeddings": 1024, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [({}, 408_522_048), ({"hidden_size_per_layer_input": 0}, 4_687_424), ({"global_head_dim": 64}, 407_144_896)],
+)
+def test_gemma_4_takes_the_defaults_of_its_class(changes: dict[str, Any], parameters: int) -> None:
+    """Parameters are those that transformers 5.24 builds."""
+    assert read_config({**GEMMA, **changes}).parameters == parameters
+
+
+def test_sizes_by_layer_of_gemma_4_are_those_of_windowed_layers_too() -> None:
+    """Heads of 64 in place of 32: as many again of queries, keys, values, outputs, and of both norms."""
+    plain = read_config({**GEMMA, "per_layer_config": {"05": {"head_dim": 32}}})
+    wider = read_config({**GEMMA, "per_layer_config": {"00": {"head_dim": 64}}})
+    assert wider.parameters - plain.parameters == 256 * 32 * (4 + 2 + 2 + 4) + 2 * 32
+    narrow = read_config({**GEMMA, "per_layer_config": {"03": {"intermediate_size": 128}}})
+    assert plain.parameters - narrow.parameters == 3 * 256 * (512 - 128)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_kv_shared_layers", -3), ("num_kv_shared_layers", 60), ("per_layer_config", {"00": {"sliding_window": 8}})],
+)
+def test_what_gemma_4_cannot_have_is_refused(field: str, value: object) -> None:
+    with pytest.raises(SpecError, match=field):
+        read_config({**GEMMA, field: value})
