@@ -21,7 +21,9 @@ _MISSING: object = object()
 
 # Comments; and angles, token ids, dropout, initialisation and weights of losses by how their names begin or end.
 NUMERICS = re.compile(
-    r"_|(m?rope|rotary|yarn)_(?!head_dim)|.*_(token_ids?|token_index|dropout|pdrop|eps|epsilon|coef|init_scale|loss_scaling_factor)$"
+    r"_|(m?rope|rotary|yarn)_(\w+_)?(theta\w*|base|freq|scaling|scale|mscale|factor|ratio|pct|percent|alpha|beta|type|interleaved?|"
+    r"section|parameters|traditional|max_seq_len|original_max_position_embeddings|truncate|(?<=rotary_)dim)$|"
+    r".*_(token_ids?|token_index|dropout|pdrop|eps|epsilon|loss_coef|init_scale|loss_scaling_factor)$"
 )
 FIELDS = Path(__file__).parents[1] / "types" / "_fields.yaml"
 

@@ -11,7 +11,7 @@
     aliases     another name of a field; where both are given they must agree
     ignore      fields that change no shape; `only` gives the values of a field that this type can be read with
     objects     fields that are objects, with `only` and `ignore` of theirs (`attn_config.alibi` asks for one inside)
-    must        what has to hold for a field; `words`: lists with one of these words for each layer
+    must        what has to hold for a field, or `[that, words]`; `words`: lists with one of these words for each layer
     model       entries of `Model`
     mixers      for each kind, entries of `Attention`, or with `form` of `Recurrent`, with `selected` of `Indexed`
     blocks      for each kind, entries of `FeedForward`
@@ -56,9 +56,9 @@ MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", 
 MOST = {"heads": HEADS_MAX, "kv_heads": HEADS_MAX, "experts": HEADS_MAX, "max_sequence_length": TOKENS_MAX}
 NUMBER_MOST = 10**15
 MORE = ("more_", "shared")  # entries of a mixer that say nothing where they are 0 or false
-FLAGS = frozenset(
-    field.name for kind in (Extended, FeedForward, Layer, Model) for field in fields_of(kind) if field.type == "bool"
-)
+NOUNS = (Extended, Compressed, Indexed, Recurrent, FeedForward, ExtendedBlock, Layer, Streamed, Model)
+FLAGS = frozenset(field.name for kind in NOUNS for field in fields_of(kind) if field.type == "bool")
+MAY_BE_NONE = frozenset(field.name for kind in NOUNS for field in fields_of(kind) if "None" in str(field.type))
 
 
 def _entries(*kinds: type, more: str = "") -> frozenset[str]:
@@ -177,7 +177,34 @@ class _Reading:
         try:
             return self._of(_parsed(text)[0], i)
         except (TypeError, ValueError, ZeroDivisionError, IndexError, KeyError, AttributeError, OverflowError):
-            raise self.fields.refuse(text, None, "these fields of the config do not go together") from None
+            raise self.refuse(text, f"`{text}` cannot be worked out") from None
+
+    def refuse(self, text: str, remedy: str, key: str | None = None) -> SpecError:
+        """The error about an expression: `key` or a field that it asks for, and the values of the others."""
+        asked = self._asked(text)
+        first = key or min(
+            asked, key=lambda k: (bool(asked[k]), type(asked[k]) is int, type(asked[k]) is str), default=text
+        )
+        others = ", ".join(f"{k} = {str(showable(v))[:80]}" for k, v in asked.items() if k != first and v is not None)
+        return self.fields.refuse(first, asked.get(first), f"{remedy}, with {others}" if others else remedy)
+
+    def _asked(self, text: object) -> dict[str, object]:
+        """The fields that an expression asks for, itself or by what defaults stand for; null where not given."""
+        asked: dict[str, object] = {}
+        for node in ast.walk(_parsed(str(text).lstrip("= "))[0]):
+            match node:
+                case ast.Attribute(value=ast.Name(id=name), attr=key):
+                    inner = self.fields.raw(name)
+                    asked[f"{name}.{key}"] = inner.get(key) if isinstance(inner, Mapping) else inner
+                case ast.Name(id=name) if self.fields.has(other := self.aliases.get(name, name)) or self.fields.has(
+                    name
+                ):
+                    asked[name if self.fields.has(name) else other] = self.fields.raw(name) or self.fields.raw(other)
+                case ast.Name(id=name) if isinstance(default := self.defaults.get(name), str):
+                    asked |= self._asked(default)
+                case ast.Name(id=name) if name not in {"i", "given", "has", *FUNCTIONS, *self.defaults}:
+                    asked[name] = None
+        return {name: value for name, value in asked.items() if not any(k.startswith(f"{name}.") for k in asked)}
 
     def _of(self, node: ast.expr, i: int) -> Any:
         match node:
@@ -217,25 +244,26 @@ class _Reading:
 
     @staticmethod
     def _number(what: Callable[[object, object], object], a: object, b: object) -> object:
-        if not all(isinstance(x, int | float) and abs(x) < NUMBER_MOST for x in (a, b)):
+        if not all(type(x) in (int, float) and abs(x) < NUMBER_MOST for x in (a, b)):
             raise TypeError
         return what(a, b)
 
     def field(self, name: str, i: int) -> object:
         """A field of the config, or what its absence means."""
-        other = self.aliases.get(name)
-        self.fields.ignore(name, *([other] if other else ()))
-        if self.fields.has(name):
-            value = self.fields.raw(name)
-            if other and self.fields.has(other) and self.fields.raw(other) != value:
-                remedy = f"it contradicts {name} = {showable(value)}: remove one of them"
-                raise self.fields.refuse(other, self.fields.raw(other), remedy)
-            return value
-        if other and self.fields.has(other):
-            return self.fields.raw(other)
-        if name not in self.defaults:
+        names = (name, self.aliases.get(name, name))
+        self.fields.ignore(*names)
+        given = [key for key in names if self.fields.has(key)]
+        if not given and name not in self.defaults:
             raise self.fields.refuse(name, None, f"the model needs this field{MEANING.get(name, '')}")
-        return self.value(self.defaults[name], i)
+        if not given:
+            return self.value(self.defaults[name], i)
+        value, kind = self.fields.raw(given[0]), type(self.defaults.get(name))
+        if self.fields.raw(given[-1]) != value:
+            remedy = f"it contradicts {name} = {showable(value)}: remove one of them"
+            raise self.fields.refuse(given[-1], self.fields.raw(given[-1]), remedy)
+        if kind in (bool, int) and (isinstance(value, str) or isinstance(value, bool) != (kind is bool)):
+            raise self.fields.refuse(given[0], value, "give true or false" if kind is bool else "give a number")
+        return value
 
     def entries(self, part: str, name: str, entries: Mapping[str, object], i: int) -> dict[str, Any]:
         """The entries of one noun, worked out and in range."""
@@ -243,18 +271,20 @@ class _Reading:
         for key, value in values.items():
             if (key in FLAGS and not isinstance(value, bool)) or (key == "activation" and value not in ACTIVATIONS):
                 remedy = f"give one of {', '.join(ACTIVATIONS)}" if key == "activation" else "give true or false"
-                raise self.fields.refuse(str(entries[key]).lstrip("= "), showable(value), remedy)
-            if isinstance(value, float):
-                raise self.fields.refuse(str(entries[key]), value, "give a whole number")
-            if value is None and key in ("conv_channels", "conv_width"):  # its default is a field that is not there
-                raise self.fields.refuse(str(entries[key]), None, "the model needs this field")
+                raise self.refuse(str(entries[key]), remedy)
+            if isinstance(value, float) or (isinstance(value, bool) and key not in FLAGS):
+                raise self.refuse(str(entries[key]), f"{key} is {value}: give a whole number")
+            if value is None and key not in MAY_BE_NONE:  # its default is a field that is not there
+                raise self.refuse(
+                    text := str(entries[key]), "the model needs this field", text if text.isidentifier() else None
+                )
             if type(value) is int and isinstance(entries[key], str) and not key.startswith("more_"):
                 least = 0 if key in MAY_BE_ZERO else 1
                 text = str(entries[key])
                 field = text if text.isidentifier() else f"{name} {key} ({text})"
                 counted(field, value, MOST.get(key, SIZE_MAX), least=least, where=self.fields.where)
             elif isinstance(value, dict | list) or (key not in WORDS and isinstance(value, str)):
-                raise self.fields.refuse(str(entries[key]), showable(value), "give a number")
+                raise self.refuse(str(entries[key]), "give a number")
         return values
 
     def _entry(self, key: str, text: object, i: int) -> object:
@@ -356,8 +386,9 @@ def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ..
             inner.must_be(field, tuple(allowed), "this type can be read with no other value")
         inner.close()
     for key, condition in rules.get("must", {}).items():
-        if not reading.value(condition):
-            raise fields.refuse(key, showable(fields.raw(key)), f"it does not go with the other fields: {condition}")
+        rule, words = condition if isinstance(condition, list) else (condition, f"what has to hold is `{condition}`")
+        if not reading.value(rule):
+            raise reading.refuse(rule, words, key)
     whole = reading.entries("model", "model", rules["model"], -1)
     layer = dict(rules.get("layer", {}))
     count = layer.pop("count", "num_hidden_layers")
