@@ -1,6 +1,6 @@
 """Programs of others, captured unmodified: they are fetched at a commit, never kept here. For a nightly run.
 
-    pip install transformers accelerate datasets trl timm diffusers lightning litgpt deepspeed torchvision \\
+    pip install transformers accelerate datasets trl timm diffusers lightning litgpt litdata deepspeed torchvision \\
         einops pybind11 triton fire ibm-fms==0.0.8 rustbpe tiktoken torchtitan==0.2.2 ai2-olmo-core picotron nanotron
     python validation/programs/fetched.py FOLDER            # clones into FOLDER, captures at 8 ranks; one line each
     python validation/programs/fetched.py FOLDER --world-size 1024 --only nanoGPT
@@ -87,6 +87,29 @@ def _wikitext(folder: Path, inputs: Path) -> None:
     place.mkdir(exist_ok=True)
     text = "".join((inputs / "text" / name).read_text() for name in ("a.txt", "b.txt"))
     (place / "wikitext-2.txt").write_text(text * 4)  # 4,000 of its blocks are for evaluation
+
+
+def _imagefolder(folder: Path, inputs: Path) -> None:
+    """The pictures as `datasets` keeps them, made once: of a cluster, one rank would for the others."""
+    from datasets import load_dataset
+
+    for ranks in (8, 1024):
+        load_dataset("imagefolder", data_dir=str(enough_pictures(inputs, ranks)))
+
+
+def _litgpt(folder: Path, inputs: Path) -> None:
+    """What its first rank makes of texts, once, as before a second start; enough for 1,024 ranks."""
+    from litgpt.data import TextFiles
+    from litgpt.tokenizer import Tokenizer
+
+    places = {"train": inputs / "litgpt" / "train", "validation": inputs / "litgpt" / "validation"}
+    for split, copies in (("train", 40), ("validation", 4)):
+        places[split].mkdir(parents=True, exist_ok=True)
+        for at in range(copies):
+            shutil.copy(inputs / "text" / "b.txt", places[split] / f"{at}.txt")
+    data = TextFiles(places["train"], places["validation"])
+    data.connect(Tokenizer(inputs / "llama"), 1, 256)
+    data.prepare_data()
 
 
 def _nanotron(folder: Path, inputs: Path) -> None:
@@ -329,6 +352,7 @@ PROGRAMS = (
             *("--train_batch_size", "4", "--num_epochs", "3", "--output_dir", "{inputs}/out"),
             *("--dataloader_num_workers", "0", "--logger", "wandb"),
         ),
+        _imagefolder,
         inside="examples/unconditional_image_generation",
     ),
     Fetched(
@@ -408,11 +432,13 @@ PROGRAMS = (
         "",
         (
             *("-m", "litgpt", "pretrain", "pythia-14m", "--tokenizer_dir", "{inputs}/llama", "--data", "TextFiles"),
-            *("--data.train_data_path", "{inputs}/text", "--data.num_workers", "0"),
+            *("--data.train_data_path", "{inputs}/litgpt/train", "--data.num_workers", "0"),
+            *("--data.val_data_path", "{inputs}/litgpt/validation"),
             *("--devices", "{local}", "--num_nodes", "{nodes}"),
             *("--train.micro_batch_size", "1", "--train.max_seq_length", "256", "--train.global_batch_size", "{ranks}"),
             *("--out_dir", "{inputs}/out"),
         ),
+        _litgpt,
     ),
     _megatron("Megatron-LM, TP 2, PP 2", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"),
     _megatron("Megatron-LM, EP 4", *_MOE, "--use-distributed-optimizer", "--overlap-grad-reduce"),
