@@ -17,7 +17,9 @@ from windtunnel.studies.measured_run.metrics import GB, GIB, METRICS, MIB, MS
 from windtunnel.studies.measured_run.run import Step
 from windtunnel.studies.training.launch.megatron_log import ESCAPES
 
-NUMBER = r"(?:np\.float\d+\()?['\"]?([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+# Commas only before three digits and behind a first digit other than 0: 0,512 and 1.234,5 are no numbers here.
+WHOLE = r"(?<!\d)(?<!\d[.,])(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
+NUMBER = rf"(?:np\.float\d+\()?['\"]?([-+]?(?:{WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?![.,]?\d)"
 THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron and Levanter abridge
 TIMES = {"us": 1e-6, "ms": MS, "s": 1.0}
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
