@@ -274,7 +274,7 @@ FORMATS = (
         data_loader=(r"\bData \(t\): #", 1.0),
     ),
     _format(
-        "torchvision",  # and DETR: the median of the last steps
+        "torchvision",  # and DETR: the mean of the last 20 steps
         r"\bEpoch: \[\d+\] +\[ *\d+/\d+\] +eta: .*\btime: ",
         number=(r"\] +\[ *#/", 1.0),
         seconds=(r"\btime: #", 1.0),
