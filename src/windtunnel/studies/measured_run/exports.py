@@ -16,7 +16,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, read_bytes
 from windtunnel.files.protobuf import DamagedError, Value, fields_of
 from windtunnel.files.table import number_of, read_table
-from windtunnel.studies.measured_run.metrics import names_of
+from windtunnel.studies.measured_run.metrics import OF_EVALUATION, names_of
 from windtunnel.studies.measured_run.run import MeasuredRun, Step
 
 EVENT_BYTES_MOST = 512 * MIB
@@ -44,7 +44,8 @@ def _run(rows: Sequence[Mapping[str, float]], names: Sequence[str], source: str,
     def column(ends: Sequence[str]) -> str | None:
         for end in ends:  # W&B puts the run's name before a metric's
             for name in names:
-                if name == end or name.endswith((f" {end}", f"/{end}")):
+                path = name.removesuffix(end).rpartition(" ")[2]
+                if name == end or (name.endswith((f" {end}", f"/{end}")) and not OF_EVALUATION.search(path)):
                     return name
         return None
 

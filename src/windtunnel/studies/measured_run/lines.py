@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from windtunnel.studies.measured_run.metrics import GB, GIB, METRICS, MIB, MS
+from windtunnel.studies.measured_run.metrics import GB, GIB, METRICS, MIB, MS, OF_EVALUATION
 from windtunnel.studies.measured_run.run import Step
 from windtunnel.studies.training.launch.megatron_log import ESCAPES
 
-NUMBER = r"(?:np\.float\d+\()?['\"]?([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+# Commas only before three digits and behind a first digit other than 0: 0,512 and 1.234,5 are no numbers here.
+WHOLE = r"(?<!\d)(?<!\d[.,])(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
+NUMBER = rf"(?:np\.float\d+\()?['\"]?([-+]?(?:{WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?![.,]?\d)"
 THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron and Levanter abridge
 TIMES = {"us": 1e-6, "ms": MS, "s": 1.0}
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -272,7 +274,7 @@ FORMATS = (
         data_loader=(r"\bData \(t\): #", 1.0),
     ),
     _format(
-        "torchvision",  # and DETR: the median of the last steps
+        "torchvision",  # and DETR: the mean of the last 20 steps
         r"\bEpoch: \[\d+\] +\[ *\d+/\d+\] +eta: .*\btime: ",
         number=(r"\] +\[ *#/", 1.0),
         seconds=(r"\btime: #", 1.0),
@@ -280,8 +282,10 @@ FORMATS = (
         allocated_bytes=(r"\bmax mem: #", MIB),
     ),
     _format(
-        "Keras",
-        r"\d+/\d+ (?:\[[=>.]+\]|━+) .*/step",
+        "Keras",  # a mean since the epoch's start; without metrics behind it a prediction
+        r"\d+/\d+ (?:\[[=>.]+\]|━+) .*/step - ",
+        number=(r"#/\d+ [\[━]", 1.0),
+        bar_length=(r"\d+/# [\[━]", 1.0),
         seconds=(r" (\d{2,})(us|ms|s)/step", TIMES),  # one digit is too few
     ),
     _format(
@@ -307,7 +311,7 @@ FORMATS = (
         "training loop",
         r"(?i)\bstep.*\bstep[ _]time ?:? *[\d.,]+ ?m?s\b",
         number=(r"(?i)(?<!outer )\bstep:? +\[?#", 1.0),
-        seconds=(r"(?i)step[ _]time ?:? *# ?(m?s)\b", TIMES),
+        seconds=(r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?step[ _]time ?:? *# ?(m?s)\b", TIMES),  # no mean, no part
     ),
     _format(
         "training loop",  # picotron, prime-rl and others
@@ -344,10 +348,22 @@ FORMATS = (
 )
 # Bars of what is no training step: what is loaded, made or judged before and beside it, and parts of a step of RL.
 OTHER_BARS = re.compile(
-    r"(?i)\b(?:load|download|fetch|map\b|filter|tokeniz|preprocess|pack|cast|generat|process|prompt|sampl|eval|valid|test"
-    r"|sanity|predict|captur|saving|train epoch|train step of epoch)[\w .,=()\[\]/-]*:? *\d+%"
+    r"(?i)(?<![\w-])(?:(?:down)?load(?:ing|ed)?|fetch(?:ing)?|map|filter(?:ing)?|tokeni[sz](?:e|ing|ation)|(?:pre)?process"
+    r"(?:ing|ed)?|pack(?:ing)?|cast(?:ing)?|generat(?:e|ed|ing|ion)|prompts?|sampl(?:e|es|ing)|eval(?:uat\w+)?"
+    r"|valid(?:at\w+)?|test(?:ing)?|sanity|predict(?:ing|ions?)?|captur(?:e|ing)|saving"
+    r"|train epoch|train step of epoch)(?!\w)[\w .,=()\[\]/-]*:? *\d+%"
 )
-NAMED = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, METRICS))})['\"]? *[:=] *{NUMBER}")
+TRAINING_BAR = re.compile(r"(?i)(?:^|[^\w ]) *training\b[\w .,=()\[\]/-]*:? *\d+%")
+JUDGING = r"(?<![a-z])(?:eval(?:uat\w+)?|valid(?:at\w+)?|val|test(?:ing)?)(?![a-z])"
+# A line of an evaluation: it stands before the step's number.
+JUDGING_STEP = re.compile(rf"(?i){JUDGING}[\]):|\s-]*(?:global[ _])?(?:step|iter|batch|epoch)")
+# In a loop of nobody's framework also a line that tells of one, or of what is saved: its time is of that.
+BESIDE_STEPS = re.compile(rf"(?i){JUDGING}|\b(?:checkpoint|ckpt|sav(?:ed|ing)\b)")
+OWN_LOOPS = ("training loop", "nanoGPT")
+NAMED = re.compile(
+    rf"(?<!\w)((?:[\w.-]{{1,64}}/){{0,8}})({'|'.join(map(re.escape, METRICS))})['\"]? *[:=] *{NUMBER}"
+    r"(?: ?(us|ms|s|sec|seconds?)\b|([a-zA-Z]+))?"
+)
 ROUNDING = 0.02  # of a rate that is printed with few digits, from which on it is not read
 TIMER = re.compile(rf"^\W*([a-z][\w/-]*) \.{{3,}}: \({NUMBER}, {NUMBER}\)")
 TIMERS_ONCE = ("setup", "load-checkpoint", "save-checkpoint", "evaluate", "iterators")
@@ -368,6 +384,8 @@ def looks_timed(text: str) -> bool:
 def read_line(text: str) -> Record | None:
     """What a line says; None for what no framework here prints."""
     line = ESCAPES.sub("", text)
+    if JUDGING_STEP.search(line):
+        return None
     for form in FORMATS:
         if form.sign.search(line):
             record = _read(form, line)
@@ -380,7 +398,9 @@ def read_line(text: str) -> Record | None:
 
 
 def _read(form: Format, line: str) -> Record | None:
-    if form.name == "progress bar" and OTHER_BARS.search(line):
+    if form.name == "progress bar" and OTHER_BARS.search(line) and not TRAINING_BAR.search(line):
+        return None
+    if form.name in OWN_LOOPS and BESIDE_STEPS.search(line):
         return None
     values: dict[str, float] = {}
     rounded = ""
@@ -405,10 +425,15 @@ def _read(form: Format, line: str) -> Record | None:
 def _metrics(line: str) -> dict[str, float]:
     """Metrics that have the same name and unit wherever they are printed."""
     values: dict[str, float] = {}
-    for name, text in NAMED.findall(line):
+    for path, name, text, seconds, other in NAMED.findall(line):
         field, unit = METRICS[name]
-        if not (field == "steps_per_s" and _is_rounded(text)):
-            values[field] = _number(text) * unit
+        if OF_EVALUATION.search(path) or (field == "steps_per_s" and _is_rounded(text)):
+            continue
+        if field == "seconds" and seconds:
+            unit = TIMES[seconds if seconds in TIMES else "s"]
+        elif (seconds or other) and not field.endswith("_bytes"):
+            continue  # thousands, minutes: nobody here prints it so
+        values[field] = _number(text) * unit
     return values
 
 

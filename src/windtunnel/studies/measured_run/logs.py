@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
 from windtunnel.studies.measured_run.lines import FORMATS, Record, looks_timed, read_line
-from windtunnel.studies.measured_run.run import MeasuredRun, Step
+from windtunnel.studies.measured_run.run import OUTLIER, MeasuredRun, Step
 from windtunnel.studies.training.launch.megatron_log import BLOCK_BEGINS, BLOCK_ENDS, ESCAPES, arguments_of
 
 WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
 BAR, TRAINER, DEEPSPEED, NAMED = "progress bar", "Hugging Face Trainer", "DeepSpeed", "named metrics"
+KERAS = "Keras"
 LOOP = "training loop"  # of nobody's framework
 LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER)  # step times only where nothing else has any
-MEANS = (TRAINER, "ms-swift", "modded-nanogpt")  # what they say themselves is a mean since the start
+MEANS = (TRAINER, "ms-swift", "modded-nanogpt", KERAS)  # what they say themselves is a mean since the start
 SHOWN = 160  # characters of a line that was not understood
 RISING = 4  # lines from which times that only rise are no step times
 EXACT = 20.0  # as many times as it is rounded to, time since the start has to go on before it tells a step's time
@@ -62,8 +63,8 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
         form = BAR
         notes.append("step time of the progress bar: DeepSpeed's parts leave out what lies between them")
     is_mean = form in MEANS and form not in elapsed_forms
-    if is_mean:  # the last is the mean of all of it
-        records = _last_of(records, form)
+    if is_mean:
+        records = _longest_of(records, form)
     steps: list[Step] = []
     phases: dict[str, float] = {}
     skipped = 0
@@ -111,30 +112,64 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Where the lines of one progress bar stand, and what they come to."""
+
+    length: float
+    lines: int
+    first: int
+    last: int
+    rounds: int  # as often as it started
+    steps: int  # as far as it came
+    clock_s: float  # all rounds together
+
+    def counts(self, other: Bar) -> bool:
+        """Whether it goes on by one as the other has gone through: epochs, of the other's steps."""
+        return other.length > self.length and other.rounds >= self.steps
+
+    def encloses(self, other: Bar) -> bool:
+        """Whether its clock runs on while the other starts."""
+        return self.rounds == 1 and self.first < other.first < self.last
+
+
 def _one_bar(records: list[Record]) -> tuple[list[Record], list[str]]:
-    """Of several progress bars that of training, not of what is tokenised or evaluated beside it."""
-    lengths = Counter(record.values.get("bar_length") for record in records if record.format == BAR)
-    if len(lengths) < 2:
-        return records, []
-    length = max(lengths, key=lambda steps: (lengths[steps], steps or 0.0))
-    of_training = [record for record in records if record.format != BAR or record.values.get("bar_length") == length]
-    return of_training, [f"of several progress bars, that of {length:,.0f} steps is read"]
+    """Of several progress bars that of training: not of epochs, nor of what is tokenised or evaluated beside it."""
+    notes: list[str] = []
+    for form in (BAR, KERAS):
+        places: dict[float, list[int]] = {}
+        for at, record in enumerate(records):
+            if record.format == form:
+                places.setdefault(record.values.get("bar_length", 0.0), []).append(at)
+        if len(places) < 2:
+            continue
+        bars = [_bar(records, length, lines) for length, lines in places.items()]
+        bars = [bar for bar in bars if not any(bar.counts(other) for other in bars)]
+        outer = [bar for bar in bars if not any(other.encloses(bar) for other in bars)]
+        training = max(outer, key=lambda bar: (bar.clock_s, bar.lines, bar.length))
+        kept = set(places[training.length])
+        records = [record for at, record in enumerate(records) if record.format != form or at in kept]
+        notes.append(f"of several progress bars, that of {training.length:,.0f} steps is read")
+    return records, notes
+
+
+def _bar(records: Sequence[Record], length: float, lines: Sequence[int]) -> Bar:
+    ticks = [(records[at].step.number or 0, records[at].values.get("elapsed", 0.0)) for at in lines]
+    ends = [before for before, after in pairwise(ticks) if after[0] < before[0] or after[1] < before[1]] + [ticks[-1]]
+    steps = max(number for number, _ in ticks)
+    return Bar(length, len(lines), lines[0], lines[-1], len(ends), steps, sum(clock for _, clock in ends))
 
 
 def _by_elapsed(records: list[Record]) -> tuple[list[Record], set[str]]:
     """Step times from the time since the start, for the frameworks that print it and where it goes on enough."""
-    before: dict[str, tuple[int, float]] = {}
-    seconds_at: dict[int, float] = {}
+    lines: dict[str, list[tuple[int, int, float]]] = {}
     for at, record in enumerate(records):
         number, elapsed = record.step.number, record.values.get("elapsed")
-        if number is None or elapsed is None:
-            continue
-        last_number, last = before.get(record.format, (number, elapsed))
-        if number > last_number and elapsed - last >= EXACT * TICK[record.format]:
-            seconds_at[at] = (elapsed - last) / (number - last_number)
-        elif record.format in before and number >= last_number and elapsed >= last:
-            continue
-        before[record.format] = (number, elapsed)
+        if number is not None and elapsed is not None:
+            lines.setdefault(record.format, []).append((at, number, elapsed))
+    seconds_at: dict[int, float] = {}
+    for form, places in lines.items():
+        seconds_at |= _between(places, TICK[form])
     forms = {records[at].format for at in seconds_at}
     timed = [
         replace(record, step=replace(record.step, seconds=seconds_at[at])) if at in seconds_at else record
@@ -142,6 +177,34 @@ def _by_elapsed(records: list[Record]) -> tuple[list[Record], set[str]]:
         if at in seconds_at or record.format not in forms or "elapsed" not in record.values
     ]
     return timed, forms
+
+
+def _between(lines: Sequence[tuple[int, int, float]], tick: float) -> dict[int, float]:
+    """Seconds a step of each line: as much time together as the rounding of the clock asks for, pauses apart."""
+    gaps: list[tuple[int, int, float]] = []
+    _, number, elapsed = lines[0]
+    for at, next_number, next_elapsed in lines[1:]:
+        if next_number == number and next_elapsed >= elapsed:
+            continue  # the same step again
+        if next_number > number and next_elapsed >= elapsed:
+            gaps.append((at, next_number - number, next_elapsed - elapsed))
+        number, elapsed = next_number, next_elapsed
+    rates = sorted(seconds / steps for _, steps, seconds in gaps)
+    usual = rates[len(rates) // 4] if rates else 0.0  # an evaluation may be in every second gap
+    pauses: dict[int, float] = {}
+    seconds_at: dict[int, float] = {}
+    waiting: list[int] = []
+    all_steps, all_seconds = 0, 0.0
+    for at, steps, seconds in gaps:
+        if seconds > OUTLIER * usual * steps + 2.0 * tick:  # each end is rounded by up to a tick
+            pauses[at] = seconds / steps
+            continue
+        waiting.append(at)
+        all_steps, all_seconds = all_steps + steps, all_seconds + seconds
+        if all_seconds >= EXACT * tick:
+            seconds_at |= dict.fromkeys(waiting, all_seconds / all_steps)
+            waiting, all_steps, all_seconds = [], 0, 0.0
+    return seconds_at | pauses if seconds_at else {}
 
 
 def _seconds(records: Iterable[Record], form: str) -> float:
@@ -154,9 +217,11 @@ def _rises(times: Sequence[float]) -> bool:
     return len(times) >= RISING and all(a < b for a, b in pairwise(times)) and times[-1] > 2.0 * times[0]
 
 
-def _last_of(records: list[Record], form: str) -> list[Record]:
+def _longest_of(records: list[Record], form: str) -> list[Record]:
+    """Of the means since a start the one of most steps, the last of several; the other frameworks' lines stay."""
     timed = [at for at, record in enumerate(records) if record.format == form and _is_timed(record.step)]
-    return [record for at, record in enumerate(records) if at not in set(timed[:-1])]
+    longest = max(timed, key=lambda at: (records[at].step.number or 0, at))
+    return [record for at, record in enumerate(records) if at == longest or at not in set(timed)]
 
 
 def _is_timed(step: Step) -> bool:

@@ -5,6 +5,7 @@ A name may have a path before it: `train/`, or the name of a run. Only names who
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 MS, MIB, GIB, GB = 1e-3, 2**20, 2**30, 10**9
@@ -31,6 +32,7 @@ METRICS: Mapping[str, tuple[str, float]] = {
     "MaxMemAllocated": ("allocated_bytes", GIB), "memory(GiB)": ("reserved_bytes", GIB),
     "perf/max_memory_allocated_gb": ("allocated_bytes", GIB), "perf/max_memory_reserved_gb": ("reserved_bytes", GIB),
 }  # fmt: skip
+OF_EVALUATION = re.compile(r"(?i)(?:^|/)(?:eval(?:uation)?|val|valid(?:ation)?|test)(?:_metrics)?/")  # a path before
 
 
 def names_of(field: str) -> dict[str, float]:

@@ -277,3 +277,88 @@ def test_times_of_a_loop_that_only_rise_are_no_step_times(tmp_path: Path) -> Non
     lines = [f"step: {at} | loss: 3.1 | time: {12.5 * at}s | lr 1e-4" for at in range(1, 9)]
     with pytest.raises(UserError, match="since the start"):
         steady_of(read_run([written(tmp_path, "a.log", "\n".join(lines))]))
+
+
+def trained_with_evaluations(step_s: float, every: int, eval_s: float, steps: int = 100, batches: int = 0) -> str:
+    """As the Trainer prints its bars: no description, and those of an evaluation between."""
+    lines, clock = [], 0.0
+    for at in range(1, steps + 1):
+        clock += step_s
+        minutes, seconds = divmod(int(clock), 60)
+        lines.append(f" {at}% {at}/{steps} [{minutes:02d}:{seconds:02d}<09:00,  {step_s:.2f}s/it]")
+        if at % every == 0:
+            clock += eval_s
+            for batch in range(1, batches + 1):
+                lines.append(
+                    f" {batch}/{batches} [00:{int(batch * eval_s / batches):02d}<00:09,  {batches / eval_s:.2f}it/s]"
+                )
+    return "\n".join(lines)
+
+
+def test_the_bar_of_training_is_the_one_whose_clock_runs_on(tmp_path: Path) -> None:
+    bars = trained_with_evaluations(3.0, 10, 10.0, batches=40)
+    end = "\n{'train_runtime': 400.0, 'train_samples_per_second': 5.6, 'train_steps_per_second': 0.25}"
+    for text in (bars, bars + end):
+        run = read_run([written(tmp_path, "a.log", text)])
+        steady = steady_of(run)
+        assert (run.format, run.is_mean) == ("progress bar", False)
+        assert steady.seconds == pytest.approx(3.0, rel=0.03)
+        assert run.notes[0] == "of several progress bars, that of 100 steps is read"
+        assert (steady.set_aside, steady.every) == (9, 10)
+
+
+def test_a_log_that_ends_in_an_evaluation_is_still_one_of_training(tmp_path: Path) -> None:
+    bars = trained_with_evaluations(1.0, 10, 60.0, batches=40).splitlines()
+    run = read_run([written(tmp_path, "a.log", "\n".join(bars[:98]))])  # in the second evaluation
+    assert steady_of(run).seconds == pytest.approx(1.0)
+
+
+def test_a_bar_of_epochs_is_not_that_of_steps(tmp_path: Path) -> None:
+    """Undescribed bars: of shards that are loaded, of epochs, of the steps of each, of its evaluation."""
+    lines = [f" 100% {at}/4 [00:{5 * at:02d}<00:09,  5.00s/it]" for at in range(1, 5)]
+    for epoch in range(1, 4):
+        lines += [f" {at}/60 [{2 * at // 60:02d}:{2 * at % 60:02d}<09:00,  2.10s/it]" for at in range(1, 61)]
+        lines += [f" {at}/90 [00:{at // 2:02d}<00:09,  2.00it/s]" for at in range(1, 91)]
+        lines += [f" {epoch}/3 [{3 * epoch:02d}:00<09:00, 180.00s/it]"]
+    run = read_run([written(tmp_path, "a.log", "\n".join(lines))])
+    assert steady_of(run).seconds == pytest.approx(2.0)
+    assert run.notes[0] == "of several progress bars, that of 60 steps is read"
+
+
+@pytest.mark.parametrize(
+    ("step_s", "every", "eval_s"), [(1.0, 20, 60.0), (0.5, 5, 10.0), (3.0, 10, 30.0), (1.7, 25, 40.0)]
+)
+def test_evaluations_between_steps_of_a_bar_are_set_aside(
+    step_s: float, every: int, eval_s: float, tmp_path: Path
+) -> None:
+    text = trained_with_evaluations(step_s, every, eval_s, steps=500)
+    steady = steady_of(read_run([written(tmp_path, "a.log", text)]))
+    assert steady.seconds == pytest.approx(step_s, rel=0.05)
+    assert steady.set_aside >= 500 // every - 2
+
+
+def test_a_pause_alone_tells_no_step(tmp_path: Path) -> None:
+    lines = [f" {at}/100 [00:{27 + 3 * at if at else 0:02d}<09:00,  9.00s/it]" for at in range(4)]
+    run = read_run([written(tmp_path, "a.log", "\n".join(lines))])
+    assert steady_of(run).seconds == pytest.approx(9.0)
+
+
+def test_keras_prints_a_mean_since_the_start_of_an_epoch(tmp_path: Path) -> None:
+    fit = [f"{at}/99 ━━━━━━━━━━ 9s {100 + 64000 // at**2}ms/step - loss: 0.9" for at in range(1, 100)]
+    text = "\n".join(["Epoch 1/2", *fit, "Epoch 2/2", *fit, fit[0], "10/10 ━━━━━━━━━━ 0s 20ms/step - loss: 0.8"])
+    run = read_run([written(tmp_path, "a.log", text + "\n1/1 ━━━━━━━━━━ 0s 45ms/step")])
+    assert run.is_mean
+    assert steady_of(run).seconds == pytest.approx(0.106)
+
+
+def test_lines_of_loops_that_judge_or_save_are_named_and_not_read(tmp_path: Path) -> None:
+    saved, judged = "step: 3 | checkpoint saved | time: 33.0s", "step 3 | val loss 3.1 | time: 9000 ms"
+    run = read_run([written(tmp_path, "a.log", "\n".join(["step: 3 | loss 3.1 | time: 1.5s", saved, judged, judged]))])
+    assert [step.seconds for step in run.steps] == [1.5]
+    assert run.not_understood == (saved, judged, judged)
+
+
+def test_a_column_of_an_evaluation_is_no_step(tmp_path: Path) -> None:
+    table = "_step,run-eval - validation_metrics/throughput(tps),run-eval - throughput(tps)\n"
+    run = read_run([written(tmp_path, "a.csv", table + "".join(f"{at},{9000 + at},{4000 + at}\n" for at in range(9)))])
+    assert [step.tokens_per_s_per_gpu for step in run.steps] == [4000.0 + at for at in range(9)]
