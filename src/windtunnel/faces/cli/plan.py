@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
-from windtunnel.faces.cli.output import give, note, texts, working
+from windtunnel.faces.cli.output import give, noted, texts, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.search import Search
 from windtunnel.questions.header import band_entry
@@ -63,12 +63,12 @@ def plan(
 
         name, text, _ = written(launch_flags, answer[0].plan, answer[0].n_gpus, question.model.base)
         answer = replace(answer, launch={name: text})
-    for line in notes:
-        note(line)
+    answer = replace(answer, warnings=(*notes, *answer.warnings))
+    noted(answer)
     from windtunnel.faces.report.plans import plans_document
 
     title = f"Plans for {question.model.base} on {question.cluster.base}"
-    give(question, answer.to_dict(), outputs, plans_document(answer, title), band=answer.band, warnings=notes)
+    give(question, answer.to_dict(), outputs, plans_document(answer, title), band=answer.band, warnings=answer.warnings)
     return INFEASIBLE if answer.status == "infeasible" else 0
 
 

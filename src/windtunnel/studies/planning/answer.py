@@ -86,6 +86,7 @@ class Plans(Answer):
     choices: tuple[Choice, ...] = ()  # other values of each field, with all else chosen again
     sensitivity: tuple[tuple[str, str], ...] = ()  # price that is 10 % off, and what then wins
     launch: Mapping[str, str] = field(default_factory=dict)  # file or command -> text, of the first plan
+    warnings: tuple[str, ...] = ()  # what the model leaves out
     techniques: Mapping[str, Any] | None = None  # where they were asked for: how many were tried, and why some not
 
     def __getitem__(self, index: int) -> Planned:
@@ -146,6 +147,7 @@ class Plans(Answer):
         ]
         again = {
             "plans": tuple(_planned(plan) for plan in data["plans"]),
+            "warnings": tuple(data["warnings"]),
             "rule_of_thumb": None if thumb is None else _planned(thumb),
             "front": tuple(_planned(plan) for plan in data["front"]),
             "nearest": tuple(Miss(**miss) for miss in data["nearest"]),

@@ -246,7 +246,7 @@ def plan(
         gap = _energy_gap(ranked[0], mixed or cluster, bounds_s)
     result = Plans(
         tuple(ranked[:top]), space_counts, gap, objective, searched_s,
-        techniques=None if attempts is None else attempts.to_dict(),
+        warnings=model.notes, techniques=None if attempts is None else attempts.to_dict(),
     )  # fmt: skip
     if not ranked:
         search = whole_space[id(main)]

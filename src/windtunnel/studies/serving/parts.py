@@ -7,6 +7,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import path_of
+from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.checkpoint import PLAIN, Stored
 from windtunnel.questions.asked.serve.parts import (
     AsRecorded,
@@ -52,11 +53,11 @@ def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, see
     return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name, notes=notes)
 
 
-def drafts_assumed(engine: Engine) -> tuple[str, ...]:
-    """What is said where nobody says how many drafted tokens are kept."""
+def assumed(engine: Engine, *models: Model) -> tuple[str, ...]:
+    """What models leave out, and what is said where nobody says how many drafted tokens are kept."""
     drafting = engine.drafting
     unsaid = isinstance(drafting, Drafted) and drafting.speculative_tokens > 0 and drafting.acceptance is None
-    return (Drafted.warning,) if unsaid else ()
+    return (*dict.fromkeys(note for model in models for note in model.notes), *([Drafted.warning] if unsaid else ()))
 
 
 def deployment_of(

@@ -21,7 +21,7 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.multiplex.shared import SHARING, Sharing, share
-from windtunnel.studies.serving.parts import deployment_of, drafts_assumed, workload_of
+from windtunnel.studies.serving.parts import assumed, deployment_of, workload_of
 from windtunnel.studies.serving.placement.answer import several_of
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
@@ -83,7 +83,7 @@ def answer(question: ServePolicies) -> Compared | Sharing:
                 make=lambda policy=policy: _replica(engine, policy, longest),  # type: ignore[misc]
             )
     notes = tuple(f"{name}: {text}" for name, result in results.items() for text in refusals(result))
-    return Compared(results, sources_of(engine), (*load.notes, *drafts_assumed(question.engine), *notes))
+    return Compared(results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
 
 
 def _shared(question: ServePolicies, policies: list[str]) -> Sharing:

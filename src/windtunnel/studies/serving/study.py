@@ -36,7 +36,7 @@ from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner,
 from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.goodput import Curve, goodput_of, rate_curve, rate_of
 from windtunnel.studies.serving.held import Held, comparisons, unheld
-from windtunnel.studies.serving.parts import deployment_of, drafts_assumed, workload_of
+from windtunnel.studies.serving.parts import assumed, deployment_of, workload_of
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.files import read_workload
@@ -132,49 +132,51 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
             question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
         )
     )
-    serving_plans = replace(serving_plans, warnings=(*_assumed(question, workload), *serving_plans.warnings))
+    serving_plans = replace(
+        serving_plans, warnings=(*workload.notes, *assumed(question.engine, model), *serving_plans.warnings)
+    )
     if not isinstance(question.gpus, Failing):
         return serving_plans
     return serving_plans.with_spares(Failures(question.gpus.mtbf_gpu, question.gpus.repair, question.gpus.available))
 
 
-def _assumed(question: Serve | ServePlan, workload: Workload) -> list[str]:
-    """What is said of what nobody says: how long requests are, their file's units, how many drafts are kept."""
-    return [*workload.notes, *drafts_assumed(question.engine)]
-
-
 def _placed(question: ServePlan, method: str) -> Placed:
     """The best placement (`Placed`)."""
-    from windtunnel.studies.serving.placement.answer import place_models, place_phases
+    from windtunnel.studies.serving.placement.answer import place_models, place_phases, several_of
     from windtunnel.studies.serving.placement.search import Question
 
     machine, limits = cluster_of(question.cluster), question.limits.seconds()
     workload = workload_of(question.requests, question.load, question.seed)
     rate = question.load.rate if isinstance(question.load, Open) else rate_of(workload)
-    notes = tuple(_assumed(question, workload))
     if method != "distserve":
         placement = place_models(
             method, question.model, rate, machine, deployment_of(question.engine), workload, limits
         )
-        return replace(placement, warnings=(*notes, *placement.warnings))
+        served = several_of(question.model, rate, machine, deployment_of(question.engine), workload, limits).models
+        notes = assumed(question.engine, *served)
+        return replace(placement, warnings=(*workload.notes, *notes, *placement.warnings))
     attain = ATTAIN if question.attain is None else question.attain
     model = load_model(question.model)
     deployment = deployment_of(question.engine, None, stored_as(question.model), model.max_sequence_length)
     placed = place_phases(Question(model, machine, deployment, workload, limits, attain, rate))
-    return replace(placed, warnings=(*notes, *placed.warnings))
+    return replace(placed, warnings=(*workload.notes, *assumed(question.engine, model), *placed.warnings))
 
 
 def _served(question: Serve | ServePlan, run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:
-    warnings = [*_assumed(question, workload), *refusals(result)]
+    warnings = [*workload.notes, *assumed(question.engine, _model(question)), *refusals(result)]
     if result.search is not None and result.search.warning:
         warnings.append(result.search.warning)
     rates = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
     return Served(result, rates, tuple(warnings))
 
 
+def _model(question: Serve | ServePlan) -> Model:
+    return load_model(question.model) if isinstance(question.model, str) else model_of(question.model)
+
+
 def _runner(question: Serve | ServePlan, timeline: bool) -> Run:
     """What runs a load on the deployment."""
-    model = load_model(question.model) if isinstance(question.model, str) else model_of(question.model)
+    model = _model(question)
     machine = cluster_of(question.cluster)
     layout = question.replicas
     limits = question.limits.seconds()
@@ -206,7 +208,7 @@ def answer_spot(question: ServeSpot) -> SpotServing:
 
     model = model_of(question.model)
     stored = checkpoint_of(question.model)
-    return serve_on_spot(
+    served = serve_on_spot(
         model,
         cluster_of(question.cluster),
         workload_of(question.requests, question.load, question.seed),
@@ -216,6 +218,7 @@ def answer_spot(question: ServeSpot) -> SpotServing:
         notice_s=question.notice,
         usd_per_gpu_hour=question.price,
     )
+    return replace(served, warnings=(*model.notes, *served.warnings))
 
 
 def answer_pool(question: ServePool) -> PoolResult | WeightPoolResult:

@@ -21,6 +21,7 @@ from windtunnel.physics.engine import Timeline, exposed
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.model.reading.grammar import TOWERS_NOTE
 from windtunnel.physics.step.disturbances.disturbances import parse_disturbances
 from windtunnel.physics.step.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.physics.step.result_of import (
@@ -416,6 +417,8 @@ def _traffic(step: LoweredStep) -> dict[str, int]:
 
 
 def _warnings(layout: Layout) -> Iterator[str]:
+    encodes = layout.plan.images or layout.plan.clips
+    yield from (note for note in layout.model.notes if not (encodes and note == TOWERS_NOTE))
     if layout.plan.task != "train":
         yield f"task {layout.plan.task}: {TASKS[layout.plan.task]}"
     if _has_experts(layout):

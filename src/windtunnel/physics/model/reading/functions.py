@@ -76,9 +76,9 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "int": int,
     "bool": bool,
     "of_layer": _of_layer,
-    # Fields that a mapping by layer gives and a type's file knows nothing of.
+    # Fields that a mapping by layer gives beside those that are known.
     "fields_by_layer": lambda value, known: [
-        key for own in _mapping(value).values() for key in own if key not in known
+        k for own in _mapping(value).values() for k in _mapping(own) if k not in known
     ],
     "removeprefix": str.removeprefix,
     "repeated": lambda parts, times: parts * min(times, LAYERS_MAX),

@@ -188,18 +188,16 @@ class _Reading:
         others = ", ".join(f"{k} = {str(showable(v))[:80]}" for k, v in asked.items() if k != first and v is not None)
         return self.fields.refuse(first, asked.get(first), f"{remedy}, with {others}" if others else remedy)
 
-    def _asked(self, text: object) -> dict[str, object]:
+    def _asked(self, text: str) -> dict[str, object]:
         """The fields that an expression asks for, itself or by what defaults stand for; null where not given."""
         asked: dict[str, object] = {}
-        for node in ast.walk(_parsed(str(text).lstrip("= "))[0]):
+        for node in ast.walk(_parsed(text.lstrip("= "))[0]):
             match node:
                 case ast.Attribute(value=ast.Name(id=name), attr=key):
                     inner = self.fields.raw(name)
                     asked[f"{name}.{key}"] = inner.get(key) if isinstance(inner, Mapping) else inner
-                case ast.Name(id=name) if self.fields.has(other := self.aliases.get(name, name)) or self.fields.has(
-                    name
-                ):
-                    asked[name if self.fields.has(name) else other] = self.fields.raw(name) or self.fields.raw(other)
+                case ast.Name(id=name) if given := self._given(name):
+                    asked[given[0]] = self.fields.raw(given[0])
                 case ast.Name(id=name) if isinstance(default := self.defaults.get(name), str):
                     asked |= self._asked(default)
                 case ast.Name(id=name) if name not in {"i", "given", "has", *FUNCTIONS, *self.defaults}:
@@ -244,15 +242,17 @@ class _Reading:
 
     @staticmethod
     def _number(what: Callable[[object, object], object], a: object, b: object) -> object:
-        if not all(type(x) in (int, float) and abs(x) < NUMBER_MOST for x in (a, b)):
+        if not all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < NUMBER_MOST for x in (a, b)):
             raise TypeError
         return what(a, b)
 
+    def _given(self, name: str) -> list[str]:
+        return [key for key in dict.fromkeys((name, self.aliases.get(name, name))) if self.fields.has(key)]
+
     def field(self, name: str, i: int) -> object:
         """A field of the config, or what its absence means."""
-        names = (name, self.aliases.get(name, name))
-        self.fields.ignore(*names)
-        given = [key for key in names if self.fields.has(key)]
+        given = self._given(name)
+        self.fields.ignore(name, *given)
         if not given and name not in self.defaults:
             raise self.fields.refuse(name, None, f"the model needs this field{MEANING.get(name, '')}")
         if not given:
@@ -269,22 +269,20 @@ class _Reading:
         """The entries of one noun, worked out and in range."""
         values = {key: self._entry(key, text, i) for key, text in entries.items()}
         for key, value in values.items():
+            text = str(entries[key])
             if (key in FLAGS and not isinstance(value, bool)) or (key == "activation" and value not in ACTIVATIONS):
                 remedy = f"give one of {', '.join(ACTIVATIONS)}" if key == "activation" else "give true or false"
-                raise self.refuse(str(entries[key]), remedy)
+                raise self.refuse(text, remedy)
             if isinstance(value, float) or (isinstance(value, bool) and key not in FLAGS):
-                raise self.refuse(str(entries[key]), f"{key} is {value}: give a whole number")
+                raise self.refuse(text, f"{key} is {value}: give a whole number")
             if value is None and key not in MAY_BE_NONE:  # its default is a field that is not there
-                raise self.refuse(
-                    text := str(entries[key]), "the model needs this field", text if text.isidentifier() else None
-                )
+                raise self.refuse(text, "the model needs this field", text if text.isidentifier() else None)
             if type(value) is int and isinstance(entries[key], str) and not key.startswith("more_"):
                 least = 0 if key in MAY_BE_ZERO else 1
-                text = str(entries[key])
                 field = text if text.isidentifier() else f"{name} {key} ({text})"
                 counted(field, value, MOST.get(key, SIZE_MAX), least=least, where=self.fields.where)
             elif isinstance(value, dict | list) or (key not in WORDS and isinstance(value, str)):
-                raise self.refuse(str(entries[key]), "give a number")
+                raise self.refuse(text, "give a number")
         return values
 
     def _entry(self, key: str, text: object, i: int) -> object:

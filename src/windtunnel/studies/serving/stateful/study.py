@@ -18,7 +18,7 @@ from windtunnel.physics.model.catalogue import model_of
 from windtunnel.questions.asked.serve.scale import ServeScale
 from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.build import Engine
-from windtunnel.studies.serving.parts import drafts_assumed, workload_of
+from windtunnel.studies.serving.parts import assumed, workload_of
 from windtunnel.studies.serving.run import sources_of
 from windtunnel.studies.serving.stateful.placing import Room
 from windtunnel.studies.serving.stateful.replay import POLICIES, Arrival, Policy, Replayed, Replicas, replay
@@ -77,7 +77,7 @@ def answer(question: ServeScale) -> Scaled:
     notes = (f"{refused} sessions alone are longer than --tpot: each has a replica of its own",) if refused else ()
     spec = {"model": engine.model.name, "sessions": len(arrivals), "tpot_s": question.tpot, "most_replicas": rules.most}
     results = {name: figures(replay(arrivals, rules, _policy(name)), arrivals, question.tpot) for name in names}
-    return Scaled(spec, results, sources_of(engine), (*load.notes, *drafts_assumed(question.engine), *notes))
+    return Scaled(spec, results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
 
 
 def _policy(name: str) -> Policy:
