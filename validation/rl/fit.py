@@ -28,7 +28,7 @@ from windtunnel.evidence.accuracy.rl.run import RlRow, missing, question_of
 from windtunnel.files.table import read_table
 from windtunnel.studies.rl.anchor import CARRIED
 from windtunnel.studies.rl.clock import Times
-from windtunnel.studies.rl.job import batch_time_s, run_of, settled
+from windtunnel.studies.rl.job import batch_time_s, job_of, run_of
 
 NAMES = ("generation", "learner", "experts", "fixed s")
 PRIOR = np.log([1.4, 1.4, 1.8, 5.0])
@@ -64,7 +64,7 @@ def part_of(row: RlRow) -> Part | None:
     if missing(row) or measured is None or "dynamic sampling" in row.text("notes"):
         return None
     try:
-        job = settled(question_of(row))
+        job = job_of(question_of(row))
     except UserError:
         return None
     plain = replace(job, habits=replace(job.habits, generation_factor=1.0), trainer=replace(job.trainer, factor=1.0))

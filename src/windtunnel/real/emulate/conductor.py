@@ -137,8 +137,8 @@ class Conductor:
     def share(self, now: float, waits_for: Ticket | None = None) -> float:
         """How long the real rank's processor was somebody else's since it was last asked: it goes on so much later."""
         spent = 0.0
-        for one in self._underway:
-            spent += one.pay(now + spent)
+        for ticket in self._underway:
+            spent += ticket.pay(now + spent)
         if waits_for is not None:
             waits_for.wait(now + spent)
         self._underway = [ticket for ticket in self._underway if ticket.left > 0.0 and ticket is not waits_for]
@@ -282,14 +282,14 @@ class Conductor:
     def _arrivals_of(self, program: HostProgram) -> NDArray[np.float64]:
         """Seconds from a step's begin to each arrival of the real rank, were it virtual too."""
         replay = self._new_replay(program, 0.0, real=None, jitter=False)
-        kept = replay.watch([self.rank])[self.rank]
+        watched = replay.watch([self.rank])[self.rank]
         replay.run(_TYPICAL_STEPS)
-        cohort = next(one for one in replay.cohorts if self.rank in one.ranks)
+        cohort = next(cohort for cohort in replay.cohorts if self.rank in cohort.ranks)
         at = int(np.searchsorted(cohort.ranks, self.rank))
         first, last = (float(end[at]) for end in cohort.step_ends[-2:])
         self.replayed_step_s = last - first
-        self._own_part = [one for one in kept if one.step == _TYPICAL_STEPS - 1]
-        seen = [one.begun - first for one in self._own_part if one.what == "communication"]
+        self._own_part = [event for event in watched if event.step == _TYPICAL_STEPS - 1]
+        seen = [event.begin_s - first for event in self._own_part if event.what == "communication"]
         return np.array([*seen, last - first])
 
     def _start(self, now: float) -> None:
@@ -356,6 +356,6 @@ def _same_layout(
     if len(before) != len(after):
         return False
     return all(
-        one.events == other.events and list(ranks) == list(its)
-        for (one, ranks), (other, its) in zip(before, after, strict=True)
+        program.events == other.events and list(ranks) == list(its)
+        for (program, ranks), (other, its) in zip(before, after, strict=True)
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PARTS_ARE_MINE = "peers' shards of gradients are made from this rank's: times are the job's, losses are not"
 APPLIED = ("collective_partitioning", "sparse_gradients")
-KNOWN = {name for one in TECHNIQUES for name in (one.name, *one.aliases)}
+KNOWN = {name for technique in TECHNIQUES for name in (technique.name, *technique.aliases)}
 
 
 def checked(texts: Sequence[str]) -> None:
@@ -77,11 +77,11 @@ class Applied:
 
     def to_dict(self) -> dict[str, object]:
         """Name, parameters as they were, how many modules have it, and the share of elements that was sent."""
-        told = {"name": self.name, "parameters": asdict(self.plan), "modules": len(self.states)}
+        document = {"name": self.name, "parameters": asdict(self.plan), "modules": len(self.states)}
         if self.name == "sparse_gradients":
             dense = sum(state.dense for state in self.sparse)
-            told["share_sent"] = sum(state.sent for state in self.sparse) / dense if dense else 1.0
-        return told
+            document["share_sent"] = sum(state.sent for state in self.sparse) / dense if dense else 1.0
+        return document
 
     def hook_for(self, module: torch.nn.Module) -> tuple[object, object]:
         """State and hook for a DistributedDataParallel."""
@@ -116,30 +116,32 @@ def applied(text: str, local_world_size: int) -> Iterator[Applied]:
 
     from windtunnel.real.capture.replacements import Replacements
 
-    made = Applied(text, local_world_size)
+    technique = Applied(text, local_world_size)
     init, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
     @functools.wraps(init)
-    def with_hook(self: object, *args: object, **named: object) -> None:
-        init(self, *args, **named)
-        register(self, *made.hook_for(self))
+    def with_hook(self: object, *args: object, **kwargs: object) -> None:
+        init(self, *args, **kwargs)
+        register(self, *technique.hook_for(self))
 
     def refuse_hook(self: object, state: object, hook: object) -> None:
         remedy = "leave one of them out: a module has one"
-        raise LayoutError(f"the script registers a communication hook, and so does --technique {made.name}", remedy)
+        raise LayoutError(
+            f"the script registers a communication hook, and so does --technique {technique.name}", remedy
+        )
 
-    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, named: Mapping[str, object]) -> None:
-        if not made.states:
-            raise made.missing()
+    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Mapping[str, object]) -> None:
+        if not technique.states:
+            raise technique.missing()
 
     replaced = Replacements()
     replaced.set(DistributedDataParallel, "__init__", with_hook)
     replaced.set(DistributedDataParallel, "register_comm_hook", refuse_hook)
     watching = register_optimizer_step_pre_hook(before_step)
     try:
-        yield made
-        if not made.states:
-            raise made.missing()
+        yield technique
+        if not technique.states:
+            raise technique.missing()
     finally:
         watching.remove()
         replaced.undo()

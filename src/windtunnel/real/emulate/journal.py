@@ -97,7 +97,7 @@ class Journal:
     def on_step(self, number: int, seen: ObservedStep | None) -> bool:
         """A step has ended; whether this took time that is not the job's."""
         if seen is not None:
-            self.step_s.append(seen.ended - seen.begun)
+            self.step_s.append(seen.ended - seen.begin_s)
             self.blocked_s.append(seen.blocked)
             self.last = seen
         if self._watch is not None:
@@ -137,7 +137,7 @@ class Journal:
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Know all optimizers; see where gradients lie."""
-        if all(known is not optimizer for known in self.optimizers):
+        if all(other is not optimizer for other in self.optimizers):
             self.optimizers.append(optimizer)
         if self._watch is not None:
             self._watch.note_gradients(self.optimizers)

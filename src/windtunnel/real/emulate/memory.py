@@ -63,7 +63,7 @@ class Event(NamedTuple):
 class Around(NamedTuple):
     """An op or a Python frame."""
 
-    begun: float
+    begin: float
     ended: float
     name: str
     python: bool
@@ -95,8 +95,8 @@ def read_log(document: Mapping[str, Any]) -> Log:
         elif phase == "X" and name == OPTIMIZER_MARK:
             log.optimizers.append(float(event["ts"]))
         elif phase == "X" and event.get("cat") in ("cpu_op", "python_function", "user_annotation"):
-            begun = float(event["ts"])
-            span = Around(begun, begun + float(event["dur"]), name, event.get("cat") == "python_function")
+            begin = float(event["ts"])
+            span = Around(begin, begin + float(event["dur"]), name, event.get("cat") == "python_function")
             log.spans.setdefault(event.get("tid"), []).append(span)
     log.events.sort(key=lambda event: event.at)
     log.steps.sort()
@@ -126,23 +126,23 @@ def peak_of(
     """
     if len(log.steps) < 2:
         return None
-    begun, ended = log.steps[-2:]
-    optimizer = next((at for at in log.optimizers if begun < at < ended), ended)
+    begin, ended = log.steps[-2:]
+    optimizer = next((at for at in log.optimizers if begin < at < ended), ended)
     wanted, kept_gradients = set(gradients), set[Event]()
     live: dict[int, Event] = {}
     level = before_bytes
     owned_live = {address: (category, size) for category, of in owned.items() for address, size in of.items()}
     still = None if left is None else set(left)
-    best, at, snapshot, owned_snapshot = -1, begun, {}, {}
+    best, at, snapshot, owned_snapshot = -1, begin, {}, {}
     in_step = 0
     timeline: list[tuple[float, int]] = []
     for event in log.events:
         if event.at > ended:
             break
-        if event.at >= begun and best < 0:
+        if event.at >= begin and best < 0:
             for address in [number for number in owned_live if still is not None and number not in still]:
                 level -= owned_live.pop(address)[1]  # let go without a line in the log
-            best, at, snapshot, owned_snapshot = level, begun, dict(live), dict(owned_live)
+            best, at, snapshot, owned_snapshot = level, begin, dict(live), dict(owned_live)
         if event.at >= optimizer and not kept_gradients:
             kept_gradients = {live[address] for address in wanted if address in live}
         if event.bytes > 0:
@@ -151,13 +151,13 @@ def peak_of(
             live[event.address] = event
             level += event.bytes
         else:
-            known = live.pop(event.address, None)
-            gone = owned_live.pop(event.address, None)
+            event_before = live.pop(event.address, None)
+            owner = owned_live.pop(event.address, None)
             # The release of what was there before the log carries no size.
-            level += event.bytes if known is not None or gone is None else -gone[1]
-        if event.at >= begun:
+            level += event.bytes if event_before is not None or owner is None else -owner[1]
+        if event.at >= begin:
             in_step += 1
-            timeline.append(((event.at - begun) / 1e6, level))
+            timeline.append(((event.at - begin) / 1e6, level))
             if level > best:
                 best, at = level, event.at
                 snapshot, owned_snapshot = dict(live), dict(owned_live)
@@ -180,11 +180,13 @@ def peak_of(
     return Peak(best, 0, {k: v for k, v in categories.items() if v}, op, place, stack, in_step, _thin(timeline))
 
 
-def _in_communication(log: Log, event: Event, known: dict[object, list[tuple[float, float]]]) -> bool:
-    if event.thread not in known:
+def _in_communication(log: Log, event: Event, spans_by_thread: dict[object, list[tuple[float, float]]]) -> bool:
+    if event.thread not in spans_by_thread:
         spans = log.spans.get(event.thread, ())
-        known[event.thread] = [(begin, end) for begin, end, name, _ in spans if name.startswith(("c10d::", "_c10d_"))]
-    spans_of = known[event.thread]
+        spans_by_thread[event.thread] = [
+            (begin, end) for begin, end, name, _ in spans if name.startswith(("c10d::", "_c10d_"))
+        ]
+    spans_of = spans_by_thread[event.thread]
     place = bisect_right(spans_of, (event.at, float("inf"))) - 1
     return place >= 0 and spans_of[place][1] >= event.at
 
@@ -196,8 +198,8 @@ def _where(log: Log, event: Event, folders: Sequence[str]) -> tuple[str, str, tu
     frames = [name for _, _, name, python in reversed(around) if python]
     places = [place for place in map(_place_of, frames) if place]
     own = next((place for place in places if _is_own(place, folders)), "")
-    named = next((name for name in reversed(ops) if not name.endswith(("::empty", "::empty_strided", "::resize_"))), "")
-    return named or (ops[-1] if ops else ""), own, tuple(places[:24])
+    op = next((name for name in reversed(ops) if not name.endswith(("::empty", "::empty_strided", "::resize_"))), "")
+    return op or (ops[-1] if ops else ""), own, tuple(places[:24])
 
 
 def _is_own(place: str, folders: Sequence[str]) -> bool:
@@ -264,14 +266,14 @@ def live_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[int, dict
 
 def gradient_addresses(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     """Where gradients lie now."""
-    found = set()
+    addresses = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     local = getattr(parameter.grad, "_local_tensor", parameter.grad)
-                    found.add(local.untyped_storage().data_ptr())
-    return found
+                    addresses.add(local.untyped_storage().data_ptr())
+    return addresses
 
 
 @contextmanager
@@ -281,13 +283,13 @@ def _silence() -> Iterator[None]:
     import sys
 
     sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    error_stream, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nothing, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(error_stream, 2)
+        os.close(error_stream)
         os.close(nothing)
 
 
@@ -299,10 +301,10 @@ def watch_profilers(replacements: Replacements, seen: Callable[[], None]) -> Non
     import torch
 
     for kind in (torch.profiler.profile, torch.autograd.profiler.profile):
-        made = kind.__init__
+        init = kind.__init__
 
-        @functools.wraps(made)
-        def of_the_script(self: object, *args: object, _made: Callable[..., None] = made, **kwargs: object) -> None:
+        @functools.wraps(init)
+        def of_the_script(self: object, *args: object, _made: Callable[..., None] = init, **kwargs: object) -> None:
             if not _ours:
                 seen()
             _made(self, *args, **kwargs)

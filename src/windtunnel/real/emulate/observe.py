@@ -52,7 +52,7 @@ class ObservedStep:
     calls: tuple[Communication, ...]
     events: tuple[Event, ...]
     seconds: tuple[float, ...]  # before each event, and after the last
-    begun: float
+    begin_s: float
     ended: float
     blocked: float  # seconds waited for communications
     optimizer: float = 0.0  # of the computing, from the optimizer on
@@ -70,7 +70,7 @@ class ObservedStep:
 class Observer:
     """Marks of the step that is going on."""
 
-    begun: float
+    begin_s: float
     cpu_begun: float = NO_CPU
     calls: list[Communication] = field(default_factory=list)
     dues: list[float] = field(default_factory=list)
@@ -98,11 +98,11 @@ class Observer:
 
     def on_wait(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
         """The host waited for one; a second wait for the same is none."""
-        found = self.places.pop(identity(call), None)
-        if found is not None:
-            if found[0] < self.step:
-                self.carried.add(found[1])
-            self.marks.append(Mark("wait", found[1], entered, now, NO_CPU, self.step - found[0], cpu))
+        place = self.places.pop(identity(call), None)
+        if place is not None:
+            if place[0] < self.step:
+                self.carried.add(place[1])
+            self.marks.append(Mark("wait", place[1], entered, now, NO_CPU, self.step - place[0], cpu))
 
     def optimizer(self, now: float, cpu: float = NO_CPU) -> None:
         """The optimizer begins."""
@@ -117,7 +117,7 @@ class Observer:
         events: list[Event] = []
         seconds: list[float] = []
         so_far = optimizer = blocked = 0.0
-        before = Mark("end", -1, self.begun, self.begun, self.cpu_begun, 0, self.cpu_begun)
+        before = Mark("end", -1, self.begin_s, self.begin_s, self.cpu_begun, 0, self.cpu_begun)
         ratio = self._wall_per_cpu()
         for at, mark in enumerate(marks):
             part = mark.entered - before.left
@@ -138,10 +138,10 @@ class Observer:
                 so_far = 0.0
             before = mark
         stood = [(mark.call, mark.entered, mark.left) for mark in marks if mark.what == "wait" and not mark.steps_ago]
-        begun = [mark.left for mark in marks if mark.what == "begin"]
+        begins = [mark.left for mark in marks if mark.what == "begin"]
         observed_step = ObservedStep(
-            tuple(self.calls), tuple(events), (*seconds, so_far), self.begun, now, blocked, optimizer,
-            tuple(zip(begun, self.dues, strict=True)), tuple(stood),
+            tuple(self.calls), tuple(events), (*seconds, so_far), self.begin_s, now, blocked, optimizer,
+            tuple(zip(begins, self.dues, strict=True)), tuple(stood),
         )  # fmt: skip
         self._next(now, cpu)
         return observed_step
@@ -158,7 +158,7 @@ class Observer:
     def _wall_per_cpu(self) -> float:
         """Of stretches from one mark to the next begin, in which nothing waits."""
         wall = cpu = 0.0
-        first = Mark("end", -1, self.begun, self.begun, self.cpu_begun, 0, self.cpu_begun)
+        first = Mark("end", -1, self.begin_s, self.begin_s, self.cpu_begun, 0, self.cpu_begun)
         for before, mark in pairwise((first, *self.marks)):
             if mark.what == "begin" and NO_CPU not in (before.cpu_left, mark.cpu):
                 wall += mark.entered - before.left
@@ -166,7 +166,7 @@ class Observer:
         return wall / cpu if cpu > 0.0 and wall > 0.0 else 1.0
 
     def _next(self, now: float, cpu: float) -> None:
-        self.begun, self.cpu_begun = now, cpu
+        self.begin_s, self.cpu_begun = now, cpu
         self.calls, self.dues, self.marks = [], [], []
         self.step += 1
         for key in [key for key, (step, _) in self.places.items() if step < self.step - 1]:

@@ -70,16 +70,16 @@ def answer(question: Run) -> Emulated:
     return emulated(emulation_of(question))
 
 
-def emulated(asked: Emulation) -> Emulated:
+def emulated(emulation: Emulation) -> Emulated:
     """What came of it, and the step time of the captured job on the cluster."""
-    found = Emulated(asked, emulate_ranks(asked))
-    if asked.captured is None or found.failed is not None:
-        return found
+    result = Emulated(emulation, emulate_ranks(emulation))
+    if emulation.captured is None or result.failed is not None:
+        return result
     from windtunnel.studies.programs.predict import predict_captured
 
-    words = [f"gpu={rank}:{factor:g}" for rank, factor in asked.slow.items()]
-    predicted = predict_captured(asked.captured, asked.cluster, slow=words).step_time_s
-    return Emulated(asked, found.outcomes, predicted)
+    words = [f"gpu={rank}:{factor:g}" for rank, factor in emulation.slow.items()]
+    predicted = predict_captured(emulation.captured, emulation.cluster, slow=words).step_time_s
+    return Emulated(emulation, result.outcomes, predicted)
 
 
 def emulation_of(question: Run, *, aside: bool = False) -> Emulation:
@@ -123,23 +123,23 @@ def emulation_of(question: Run, *, aside: bool = False) -> Emulation:
 
 def doubts(cluster: str) -> list[str]:
     """That what prices communications is not there, is old, or was disturbed."""
-    file, found = cluster.rpartition(":")[0] or cluster, parse_cluster(cluster)
-    said = [] if found.calibration is None else _doubts(file, found)
-    return [f"note: {file} {text}" for text in said]
+    file, machine = cluster.rpartition(":")[0] or cluster, parse_cluster(cluster)
+    texts = [] if machine.calibration is None else _doubts(file, machine)
+    return [f"note: {file} {text}" for text in texts]
 
 
 def _doubts(file: str, cluster: Cluster) -> list[str]:
     assert cluster.calibration is not None
-    said = []
+    texts = []
     if not cluster.calibration.collectives and cluster.n_gpus > 1:
-        said.append(
+        texts.append(
             "holds no collectives: their times rest on links that were assumed; to measure them:"
             f" windtunnel calibrate collectives --out {file}"
         )
     old = cluster.calibration.doubts(date.today())
     if old:
-        said.append(f"may be off: {'; '.join(old)}; to measure again: windtunnel calibrate device --out {file}")
-    return said
+        texts.append(f"may be off: {'; '.join(old)}; to measure again: windtunnel calibrate device --out {file}")
+    return texts
 
 
 def _recording(question: Run, path: str, *, aside: bool) -> Emulation:
@@ -162,8 +162,8 @@ def _recording(question: Run, path: str, *, aside: bool) -> Emulation:
 def _rank(number: int | None, line: Launch) -> int:
     if number is not None:
         return number
-    said = os.environ.get("RANK", "0")
-    return int(said) if said.isdigit() and int(said) < line.world_size else 0
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() and int(text) < line.world_size else 0
 
 
 def _document(rank: int, outcome: Outcome) -> dict[str, object]:

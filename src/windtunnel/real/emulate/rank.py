@@ -285,7 +285,7 @@ def _captured(captured: str, task: Task, cluster: Cluster) -> tuple[Sequence[int
     from windtunnel.studies.programs.lowering.pricing import ATTENTION, GEMM, op_pricer
 
     job = load_job(Path(captured))
-    kept = by_class(job, task["rank"], [Path(path) for path in task["peer_times"]])
+    measured_programs = by_class(job, task["rank"], [Path(path) for path in task["peer_times"]])
     if len(set(job.runs.tolist())) == 1:
         return range(job.world_size), None
     pricer = op_pricer(cluster)
@@ -299,7 +299,7 @@ def _captured(captured: str, task: Task, cluster: Cluster) -> tuple[Sequence[int
         part = OPTIMIZER if op.phase == "optimizer" else PRODUCTS if priced.category in (GEMM, ATTENTION) else KERNELS
         return priced.price.seconds, part
 
-    return other_classes(job, task["rank"], price, kept)
+    return other_classes(job, task["rank"], price, measured_programs)
 
 
 def _policy(task: Task, journal: Journal) -> PeerPolicy:

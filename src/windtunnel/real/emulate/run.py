@@ -92,13 +92,13 @@ class Outcome:
     def settled_steps_s(self) -> list[float]:
         """Steps after the plan held, or the second half; without those that a profiler slowed."""
         steps, profiled = self.facts.get("step_s") or [], set(self.facts.get("profiled") or ())
-        known = [(number, seconds) for number, seconds in enumerate(steps) if number not in profiled]
-        settled = self.facts.get("settled_at")
-        if settled is not None:
-            late = [seconds for number, seconds in known if number + 1 >= settled]
+        numbered_steps = [(number, seconds) for number, seconds in enumerate(steps) if number not in profiled]
+        settled_at = self.facts.get("settled_at")
+        if settled_at is not None:
+            late = [seconds for number, seconds in numbered_steps if number + 1 >= settled_at]
             if len(late) >= 3:
                 return late
-        return [seconds for _, seconds in known[len(known) // 2 :]]
+        return [seconds for _, seconds in numbered_steps[len(numbered_steps) // 2 :]]
 
     @property
     def step_s(self) -> float | None:
@@ -107,33 +107,33 @@ class Outcome:
         return median(steps) if steps else None
 
 
-def emulate(asked: Emulation) -> Outcome:
+def emulate(emulation: Emulation) -> Outcome:
     """Run it. Whatever the end, no process and no temporary file is left.
 
     Raises:
         UserError: what is asked cannot be.
         KeyboardInterrupt: interrupted; the script was told, and given time to end.
     """
-    return emulate_ranks(asked)[asked.rank]
+    return emulate_ranks(emulation)[emulation.rank]
 
 
-def emulate_ranks(asked: Emulation) -> dict[int, Outcome]:
+def emulate_ranks(emulation: Emulation) -> dict[int, Outcome]:
     """What came of each real rank. Where one failed, only that is in it: the others were ended.
 
     Raises: as `emulate`.
     """
-    _check(asked)
+    _check(emulation)
     if find_spec("torch") is None:
         remedy = "install it with: pip install 'windtunnel[torch]', or run windtunnel in the script's environment"
         raise UserError(f"run needs PyTorch; {remedy}")
     sweep()
-    with terminated_is_an_end(), _Run(asked) as run:
+    with terminated_is_an_end(), _Run(emulation) as run:
         return dict(sorted(run.watch().items()))  # not in the order in which they ended
 
 
 class _Run:
-    def __init__(self, asked: Emulation) -> None:
-        self.asked = asked
+    def __init__(self, emulation: Emulation) -> None:
+        self.asked = emulation
         self.folder = folder_of_this_process(RUN_PREFIX)
         self.folder.mkdir(mode=0o700)
         self._keeper = Keeper(self.folder)
@@ -182,7 +182,7 @@ class _Run:
                     if outcome.status != "ok":
                         failed.append((self._told_at(rank), rank, outcome))
                 if failed:
-                    _, rank, outcome = min(failed, key=lambda one: one[:2])  # others fail because it is gone
+                    _, rank, outcome = min(failed, key=lambda failure: failure[:2])  # others fail because it is gone
                     return {rank: outcome}
                 for rank in self._processes:
                     key = file_mailbox.waits(self.folder, rank) if rank not in ended else None
@@ -271,11 +271,11 @@ def died(status: int) -> str:
     return f"the script's process was ended by {name}; python -X faulthandler shows where"
 
 
-def watched(asked: Emulation) -> list[int]:
+def watched(emulation: Emulation) -> list[int]:
     """Virtual peers for the timeline: slow ones, the next, the last."""
-    size, rank = asked.launch.world_size, asked.rank
-    wanted = [*sorted(asked.slow, key=lambda number: -asked.slow[number]), (rank + 1) % size, size - 1]
-    return [fromkey for fromkey in dict.fromkeys(wanted) if fromkey not in asked.real][:WATCHED]
+    size, rank = emulation.launch.world_size, emulation.rank
+    wanted = [*sorted(emulation.slow, key=lambda number: -emulation.slow[number]), (rank + 1) % size, size - 1]
+    return [peer for peer in dict.fromkeys(wanted) if peer not in emulation.real][:WATCHED]
 
 
 def _check(emulation: Emulation) -> None:
@@ -307,7 +307,7 @@ def slow_ranks(texts: Sequence[str], cluster: Cluster, seed: int, real: Sequence
     """
     from windtunnel.physics.step.disturbances.parse import read_slow
 
-    found: dict[int, float] = {}
+    factors: dict[int, float] = {}
     for slowdown in read_slow(texts, cluster, seed):
         if slowdown.kind not in ("gpu", "random"):
             remedy = "virtual peers can be given gpu=NUMBER:FACTOR or random=SHARE%:FACTOR"
@@ -315,5 +315,5 @@ def slow_ranks(texts: Sequence[str], cluster: Cluster, seed: int, real: Sequence
         for rank in slowdown.gpus:
             if rank in real and slowdown.kind == "random":
                 continue
-            found[rank] = max(found.get(rank, 1.0), slowdown.factor)
-    return found
+            factors[rank] = max(factors.get(rank, 1.0), slowdown.factor)
+    return factors

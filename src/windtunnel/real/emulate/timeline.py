@@ -23,7 +23,7 @@ _US = 1e6
 def events_of_real(rank: int, step: ObservedStep) -> Iterator[dict[str, object]]:
     """What the real rank did."""
     lanes = _Lanes(rank)
-    at = step.begun
+    at = step.begin_s
     for call, entered, left in sorted(step.waits, key=lambda wait: wait[1]):
         if entered > at:
             yield lanes.bar("host", "compute", at, entered, "compute")
@@ -32,39 +32,39 @@ def events_of_real(rank: int, step: ObservedStep) -> Iterator[dict[str, object]]
         at = max(at, left)
     if step.ended > at:
         yield lanes.bar("host", "compute", at, step.ended, "compute")
-    for made, (begun, done) in zip(step.calls, step.spans, strict=True):
-        if done > begun:
-            yield lanes.bar(group_text(made), call_text(made), begun, done, "communication")
+    for communication, (begin, done) in zip(step.calls, step.spans, strict=True):
+        if done > begin:
+            yield lanes.bar(group_text(communication), call_text(communication), begin, done, "communication")
     yield from lanes.names(f"rank {rank} (real)")
 
 
 def events_of_peer(rank: int, watched: Iterable[Watched], what: str) -> Iterator[dict[str, object]]:
     """What a virtual peer did in the replay; `what` it is: "slow by 1.2", "stage 3"."""
     lanes = _Lanes(rank)
-    for one in watched:
-        if one.what != "communication":
-            name = one.what if one.call is None else f"wait for {one.call.kind}"
-            if one.ended > one.begun:
-                yield lanes.bar("host", name, one.begun, one.ended, one.what)
+    for event in watched:
+        if event.what != "communication":
+            name = event.what if event.call is None else f"wait for {event.call.kind}"
+            if event.ended > event.begin_s:
+                yield lanes.bar("host", name, event.begin_s, event.ended, event.what)
             continue
-        assert one.call is not None
-        if math.isnan(one.finish):
+        assert event.call is not None
+        if math.isnan(event.finish):
             continue
-        if one.start > one.begun:
-            yield lanes.bar(group_text(one.call), "waits for its members", one.begun, one.start, "wait")
-        yield lanes.bar(group_text(one.call), call_text(one.call), one.start, one.finish, "communication")
+        if event.start > event.begin_s:
+            yield lanes.bar(group_text(event.call), "waits for its members", event.begin_s, event.start, "wait")
+        yield lanes.bar(group_text(event.call), call_text(event.call), event.start, event.finish, "communication")
     yield from lanes.names(f"rank {rank} (virtual{', ' + what if what else ''})")
 
 
 def trace_bytes(title: str, events: Iterable[Mapping[str, Any]], facts: Mapping[str, object]) -> bytes:
     """The gzipped trace, times from its first event on; one event per line."""
-    found = list(events)
-    first = min((event["ts"] for event in found if event["ph"] == "X"), default=0.0)
+    listed = list(events)
+    first = min((event["ts"] for event in listed if event["ph"] == "X"), default=0.0)
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
         head = json.dumps({"displayTimeUnit": "ms", "otherData": {"title": title, **facts}}, separators=(",", ":"))
         packed.write(head.encode()[:-1] + b',"traceEvents":[')
-        for number, event in enumerate(found):
+        for number, event in enumerate(listed):
             moved = {**event, "ts": round(event["ts"] - first, 3)} if event["ph"] == "X" else event
             packed.write(b",\n" if number else b"\n")
             packed.write(json.dumps(moved, separators=(",", ":"), allow_nan=False).encode())
@@ -95,9 +95,9 @@ class _Lanes:
         self.rank = rank
         self.known: dict[str, int] = {"host": 0}
 
-    def bar(self, lane: str, name: str, begun: float, ended: float, category: str) -> dict[str, object]:
+    def bar(self, lane: str, name: str, begin: float, ended: float, category: str) -> dict[str, object]:
         thread = self.known.setdefault(lane, len(self.known))
-        times = {"ts": begun * _US, "dur": round((ended - begun) * _US, 3)}
+        times = {"ts": begin * _US, "dur": round((ended - begin) * _US, 3)}
         return {"ph": "X", "name": name, "cat": category, "pid": self.rank, "tid": thread, **times}
 
     def names(self, title: str) -> Iterator[dict[str, object]]:

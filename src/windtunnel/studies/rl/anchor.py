@@ -65,35 +65,35 @@ class Anchor:
     def words(self) -> str:
         """As `--anchor` takes it."""
         values = (self.generation, self.learner, self.refit_s, self.between_s, self.step, self.logprob)
-        given = zip(WORDS, values, strict=True)
-        return ",".join(f"{name}={value:.4g}" for name, value in given if value is not None)
+        entries = zip(WORDS, values, strict=True)
+        return ",".join(f"{name}={value:.4g}" for name, value in entries if value is not None)
 
 
 def anchor_of(text: str) -> Anchor:
     """Of `generation=1.2,learner=0.9,refit=3,between=2`, or `step=1.1`: of another run. Raises SpecError."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         if name.strip() not in WORDS or not re.fullmatch(r"\s*\d+(\.\d*)?(e[-+]?\d+)?\s*", value):
             raise SpecError("anchor", part, f"use {', '.join(f'{word}=' for word in WORDS)} and numbers")
-        found[name.strip()] = float(value)
-    return Anchor(*(found.get(word) for word in WORDS))
+        seconds[name.strip()] = float(value)
+    return Anchor(*(seconds.get(word) for word in WORDS))
 
 
 def read_log(path: Path) -> dict[str, float]:
     """Seconds by phase. Raises InputFileError where the log has none."""
     text = read_text(path, "give the log of a run")
-    found = {}
+    seconds_of_phase = {}
     for phase, names in NAMES.items():
         for name in names:
             pattern = rf"(?<![\w/]){re.escape(name)}{NUMBER}"
             values = [float(value) for value in re.findall(pattern, text, re.IGNORECASE)]
             if values:
-                found[phase] = statistics.median(values[1:] if len(values) > 2 else values)
+                seconds_of_phase[phase] = statistics.median(values[1:] if len(values) > 2 else values)
                 break
-    if not found:
+    if not seconds_of_phase:
         raise InputFileError(path, "holds no phase of a step", "give a log with timing_s/gen, timing/step or the like")
-    return found
+    return seconds_of_phase
 
 
 def anchor_on(logged: Mapping[str, float], predicted: Phases, step_s: float) -> Anchor:

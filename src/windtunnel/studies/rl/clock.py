@@ -118,7 +118,7 @@ class Run:
     seed: int = 0
     version: int = 0
     steps: list[Step] = field(default_factory=list)
-    begun: int = 0
+    groups_begun: int = 0
     dropped: int = 0
     tokens_begun: int = 0  # answers'
     tokens_training: int = 0
@@ -182,12 +182,12 @@ class Run:
             return
         most = NEVER if rules.in_flight is None else rules.in_flight
         while self._in_flight < most and self._may_begin:
-            self._begin(self.begun, now_ns)
-            self.begun += 1
+            self._begin(self.groups_begun, now_ns)
+            self.groups_begun += 1
 
     @property
     def _may_begin(self) -> bool:
-        return self.begun - self.dropped < (self.version + self.rules.async_steps + 1) * self.rules.groups
+        return self.groups_begun - self.dropped < (self.version + self.rules.async_steps + 1) * self.rules.groups
 
     def _begin(self, number: int, now_ns: int) -> None:
         rules = self.rules

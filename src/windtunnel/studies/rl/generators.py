@@ -62,13 +62,13 @@ class Generator:
         """Prompt tokens that wait or are being computed."""
         return self._replica.outstanding_tokens
 
-    def known_blocks(self, one: Sequence) -> int:
+    def known_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that the cache has already."""
-        return self._replica.known_blocks(one)
+        return self._replica.known_blocks(sequence)
 
-    def submit(self, one: Sequence, now_ns: int) -> None:
+    def submit(self, sequence: Sequence, now_ns: int) -> None:
         """An answer begins, or goes on after a tool."""
-        self._replica.submit(one, self._own(now_ns))
+        self._replica.submit(sequence, self._own(now_ns))
 
     def advance(self) -> list[Sequence]:
         """The current event ends."""

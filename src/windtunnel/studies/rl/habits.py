@@ -77,14 +77,15 @@ def _habits(name: str, wanted: str, spec: str) -> Habits:
         raise UnknownNameError("RL framework", spec, framework_names())
     document = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     releases = list(document["releases"])
-    older = [one for one in releases if _order(one) <= _order(wanted)]
+    older = [release for release in releases if _order(release) <= _order(wanted)]
     release = (older[-1] if older else releases[0]) if wanted else releases[-1]
     values = {**document["defaults"], **(document["releases"][release] or {})}
-    known = {one.name: one for one in fields(Habits)}
-    settled: dict[str, Any] = {
-        key: float(value) if known[key].type in ("float", "float | None") else value for key, value in values.items()
+    fields_by_name = {entry.name: entry for entry in fields(Habits)}
+    arguments: dict[str, Any] = {
+        key: float(value) if fields_by_name[key].type in ("float", "float | None") else value
+        for key, value in values.items()
     }
-    return Habits(name=name, release=wanted or release, **settled)
+    return Habits(name=name, release=wanted or release, **arguments)
 
 
 def _order(release: str) -> tuple[int, ...]:

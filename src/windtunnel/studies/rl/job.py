@@ -86,8 +86,8 @@ def with_config(question: Rl) -> tuple[Rl, Imported | None]:
     path = question.own_file
     if path is None:
         return question, None
-    found = read_config(path)
-    data, own = dict(found.data), plain(question)
+    imported = read_config(path)
+    data, own = dict(imported.data), plain(question)
     own.pop("config", None)
     if question.config is None:
         del own["model"]
@@ -101,11 +101,11 @@ def with_config(question: Rl) -> tuple[Rl, Imported | None]:
         data[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
     if "model" not in data:
         remedy = f"name a model beside --config {path}: the file's is not in the catalogue"
-        raise SpecError("model", found.model or None, remedy)
-    return read(data), found
+        raise SpecError("model", imported.model or None, remedy)
+    return read(data), imported
 
 
-def settled(question: Rl) -> Job:
+def job_of(question: Rl) -> Job:
     """Everything that the question leaves open. Raises UserError where nothing fits."""
     draft = drafted(question)
     return with_trainer(draft, trainer_of(draft))
@@ -117,8 +117,8 @@ def with_trainer(draft: Job, trainer: Trainer) -> Job:
     return replace(job, times=times_of(job))
 
 
-def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
-    """All but the layout of the trainer and the seconds that follow from it; `known`: engines priced for this machine.
+def drafted(question: Rl, engines: dict[Deployment, Engine] | None = None) -> Job:
+    """All but the layout of the trainer and the seconds that follow from it; `engines`: priced for this machine.
 
     Raises UserError where nothing fits.
     """
@@ -157,7 +157,7 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
         engine=None, replicas=0, trainer=trainer, train_batch=train_batch, times=Times(0.0),  # type: ignore[arg-type]
         imported=imported,
     )  # fmt: skip
-    engine, replicas = generators_of(draft, machine, gen_gpus, {} if known is None else known)
+    engine, replicas = generators_of(draft, machine, gen_gpus, {} if engines is None else engines)
     rules = replace(rules, in_flight=in_flight(draft, replicas))
     job = replace(draft, engine=engine, replicas=replicas, rules=rules)
     judges = None
@@ -166,7 +166,7 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
         able = [
             engine_of(load_model(beside.judge), pool, Deployment(engine=habits.engine, tp=tp)) for tp in _powers(pool)
         ]
-        judge = next((one for one in able if one.fits), None)
+        judge = next((engine for engine in able if engine.fits), None)
         if judge is None:
             raise SpecError("judge", beside.judge, f"does not fit on {beside.judge_gpus} GPUs: give --judge-gpus more")
         judges = (judge, beside.judge_gpus // judge.gpus)
@@ -175,9 +175,9 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
 
 def in_flight(draft: Job, replicas: int) -> int | None:
     """Groups that are generated at a time at the most; None: all that may begin."""
-    rules, asked = draft.rules, draft.question.rollout.in_flight
-    if asked is not None or not rules.async_steps:
-        return asked
+    rules, limit = draft.rules, draft.question.rollout.in_flight
+    if limit is not None or not rules.async_steps:
+        return limit
     batches = rules.groups * max(1, int(rules.async_steps))
     limits = {"ahead": batches, "batch": rules.groups, "generators": 16 * replicas}
     return limits.get(draft.habits.in_flight)
@@ -204,30 +204,32 @@ def sub(machine: Cluster, gpus: int) -> Cluster:
 def trainer_of(draft: Job) -> Trainer:
     """The trainer with the layout that is given, or the fastest that fits."""
     learner, trainer = draft.question.learner, draft.trainer
-    given = {name: getattr(learner, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
+    layout_fields = {name: getattr(learner, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
     tokens = draft.sample_tokens()
-    sizes = {name: size for name, size in given.items() if name != "recompute" and size is not None}
+    sizes = {name: size for name, size in layout_fields.items() if name != "recompute" and size is not None}
     if not sizes:
-        return best_trainer(trainer, tokens, draft.train_batch, given)
+        return best_trainer(trainer, tokens, draft.train_batch, layout_fields)
     layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, **sizes}
-    return fitting(replace(trainer, fields={**trainer.fields, **layout}), tokens, draft.train_batch, given | layout)
+    return fitting(
+        replace(trainer, fields={**trainer.fields, **layout}), tokens, draft.train_batch, layout_fields | layout
+    )
 
 
 def _no_layout(
     question: Rl, habits: Habits, model: Model, cluster: Cluster, answers: Answers, rules: Rules, train_batch: int
 ) -> Trainer:
-    asked = question.learner
+    learner = question.learner
     steps = -(-rules.groups * rules.samples // train_batch)
     off_policy = habits.old_logprob == "always" or (habits.old_logprob == "unless-on-policy" and steps > 1)
-    old = off_policy if asked.old_logprob is None else asked.old_logprob == "yes"
-    reference = habits.reference if asked.reference is None else asked.reference == "yes"
+    old = off_policy if learner.old_logprob is None else learner.old_logprob == "yes"
+    reference = habits.reference if learner.reference is None else learner.reference == "yes"
     extra = rules.prompt_tokens + (rules.turns - 1) * rules.tool_tokens
-    fields: dict[str, float | str] = {"framework": asked.trainer or habits.trainer, "precision": asked.precision}
+    fields: dict[str, float | str] = {"framework": learner.trainer or habits.trainer, "precision": learner.precision}
     if habits.loss is not None and fields["framework"] != "megatron":
         fields["loss"] = habits.loss
-    if asked.offload_optimizer:
-        fields["offload_optimizer"] = asked.offload_optimizer
-    rows = asked.row_tokens or answers.cap + extra
+    if learner.offload_optimizer:
+        fields["offload_optimizer"] = learner.offload_optimizer
+    rows = learner.row_tokens or answers.cap + extra
     factor = habits.experts_factor if _has_experts(model) else habits.learner_factor
     return Trainer(model, cluster, fields, rows, old, reference, factor)
 
@@ -236,17 +238,17 @@ def _has_experts(model: Model) -> bool:
     return any(layer.feed_forward.kind == "moe" for layer in model.layers)
 
 
-def generators_of(job: Job, machine: Cluster, gpus: int, known: dict[Deployment, Engine]) -> tuple[Engine, int]:
+def generators_of(job: Job, machine: Cluster, gpus: int, engines: dict[Deployment, Engine]) -> tuple[Engine, int]:
     """The engine of a generator and how many there are: as given, or the size that ends a batch first."""
-    asked, cluster = job.question.rollout, sub(machine, gpus)
-    sizes = _powers(cluster) if asked.gen_tp is None else [asked.gen_tp]
+    rollout, cluster = job.question.rollout, sub(machine, gpus)
+    sizes = _powers(cluster) if rollout.gen_tp is None else [rollout.gen_tp]
     best: tuple[float, Engine, int] | None = None
     reason: UserError | None = None
     for tp in sizes:
         try:
             laid_out = deployment(job, tp)
-            engine = known.get(laid_out) or generator_engine(job, cluster, laid_out)
-            known[laid_out] = engine
+            engine = engines.get(laid_out) or generator_engine(job, cluster, laid_out)
+            engines[laid_out] = engine
             replicas = gpus // engine.gpus
             check_room(job, engine)
         except (LayoutError, SpecError) as error:
@@ -282,18 +284,18 @@ def generator_engine(job: Job, cluster: Cluster, laid_out: Deployment) -> Engine
 
 def deployment(job: Job, tp: int) -> Deployment:
     """A generator of this tensor parallelism."""
-    asked, habits = job.question.rollout, job.habits
+    rollout, habits = job.question.rollout, job.habits
     apart = None if job.colocated else habits.gpu_memory_utilization_apart
     tokens, acceptance = drafted_by(job)
-    named = asked.engine or habits.engine
+    engine = rollout.engine or habits.engine
     return Deployment(
-        engine=habits.engine if habits.engine.startswith(f"{named}-") else named,  # of no release: the framework's
+        engine=habits.engine if habits.engine.startswith(f"{engine}-") else engine,  # of no release: the framework's
         tp=tp,
-        pp=asked.gen_pp,
-        moe_ep=asked.gen_ep,
-        weights=asked.weights,
-        gpu_memory_utilization=asked.gpu_memory_utilization or apart or habits.gpu_memory_utilization,
-        max_num_seqs=asked.max_num_seqs,
+        pp=rollout.gen_pp,
+        moe_ep=rollout.gen_ep,
+        weights=rollout.weights,
+        gpu_memory_utilization=rollout.gpu_memory_utilization or apart or habits.gpu_memory_utilization,
+        max_num_seqs=rollout.max_num_seqs,
         speculative_tokens=tokens,
         acceptance=acceptance,
     )
@@ -301,11 +303,11 @@ def deployment(job: Job, tp: int) -> Deployment:
 
 def drafted_by(job: Job) -> tuple[int, float]:
     """Tokens that a generator drafts per step and the chance that one is kept: as given, or as the recipe has it."""
-    asked = job.question.rollout
-    tokens, kept = job.habits.drafted.get(job.model.name, (0, Drafted.taken_as))
-    tokens = tokens if asked.speculative_tokens is None else asked.speculative_tokens
-    kept = kept if asked.acceptance is None else asked.acceptance
-    return (tokens, kept) if tokens else (0, 0.0)
+    rollout = job.question.rollout
+    tokens, acceptance = job.habits.drafted.get(job.model.name, (0, Drafted.taken_as))
+    tokens = tokens if rollout.speculative_tokens is None else rollout.speculative_tokens
+    acceptance = acceptance if rollout.acceptance is None else rollout.acceptance
+    return (tokens, acceptance) if tokens else (0, 0.0)
 
 
 def check_room(job: Job, engine: Engine) -> None:
@@ -369,8 +371,8 @@ def times_of(job: Job) -> Times:
         between_s += 14.0 * job.model.parameters / beside.storage / beside.checkpoint_every
     if beside.validate_every:
         rules = replace(job.rules, groups=beside.validate_samples, samples=1, async_steps=0)
-        one = run_of(job, job.engine, job.replicas, rules, Times(0.0), 1, idle=True).steps[0].complete_s
-        between_s += one / beside.validate_every
+        validation_s = run_of(job, job.engine, job.replicas, rules, Times(0.0), 1, idle=True).steps[0].complete_s
+        between_s += validation_s / beside.validate_every
     return Times(refit_of(job), between_s, job.question.rollout.tool_wait, beside.reward, beside.reward_workers)
 
 

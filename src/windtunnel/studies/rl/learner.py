@@ -144,10 +144,10 @@ class Trainer:
     def priced(self, rows: Packed) -> _Priced:
         """One optimizer step of these rows, and a forward pass over them. Raises LayoutError, SpecError."""
         key = (rows.micro_batches, rows.row_tokens, rows.document_tokens)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = _price(self.model, self.cluster, self.fields, key, self.dp)
-        return found
+        priced = self._known.get(key)
+        if priced is None:
+            priced = self._known[key] = _price(self.model, self.cluster, self.fields, key, self.dp)
+        return priced
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,16 +172,16 @@ def _price(model: Model, cluster: Cluster, fields: Fields, key: tuple[int, int, 
     pricer = Pricer(layout)
     if document < row:
         pricer = pricer.with_documents(document)
-    found = simulate(layout, pieces_of(layout), layout.schedule_table(), pricer)
-    step = found.step
+    simulation = simulate(layout, pieces_of(layout), layout.schedule_table(), pricer)
+    step = simulation.step
     widths = [(segment.p5, segment.p95, segment.duration_ns) for segment in step.segments]
     weight = sum(width for _, _, width in widths)
     return _Priced(
-        found.makespan_ns * 1e-9,
+        simulation.makespan_ns * 1e-9,
         forward_ns(layout, step) * 1e-9,
         sum(low * width for low, _, width in widths) / weight,
         sum(high * width for _, high, width in widths) / weight,
-        partial(memory_of, layout, found.pieces, step, found.timeline.end_ns),
+        partial(memory_of, layout, simulation.pieces, step, simulation.timeline.end_ns),
     )
 
 
@@ -193,8 +193,10 @@ def _laid_out(model: Model, cluster: Cluster, fields: Fields, rows: int, row_tok
     return resolve(model, cluster, plan)
 
 
-def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, object]) -> Trainer:
-    """The layout that is fastest among those that fit, where `given` leaves one open. Raises UserError where none is.
+def best_trainer(
+    trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, layout_fields: Mapping[str, object]
+) -> Trainer:
+    """The fastest layout of those that fit, where `layout_fields` leave one open. Raises UserError where none does.
 
     Of recomputation: none where that fits, else full. Layouts are priced in the order of lower bounds until no other
     can be faster; one that needs too much memory at the least is not priced.
@@ -202,22 +204,22 @@ def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, 
     best: tuple[float, Trainer] | None = None
     reason: UserError | None = None
     least: list[tuple[float, int, str, Trainer]] = []
-    known: dict[tuple[int, int], Bounds] = {}
-    for layout in layouts(trainer.model, trainer.cluster, given, str(trainer.fields["framework"])):
+    bounds_of: dict[tuple[int, int], Bounds] = {}
+    for layout in layouts(trainer.model, trainer.cluster, layout_fields, str(trainer.fields["framework"])):
         able = replace(trainer, fields={**trainer.fields, **layout}, _known={})
         try:
-            bound_s, word = least_s(able, tokens, train_batch, given, known)
+            bound_s, word = least_s(able, tokens, train_batch, layout_fields, bounds_of)
             least.append((bound_s, len(least), word, able))
         except (LayoutError, UserError) as error:
             reason = error
-    for bound_s, _, word, able in sorted(least, key=lambda one: one[:2]):
+    for bound_s, _, word, able in sorted(least, key=lambda entry: entry[:2]):
         if best is not None and bound_s >= best[0]:
             break
         try:
             able = replace(able, fields={**able.fields, "recompute": word})
             if best is not None and able.passes(tokens, train_batch).total_s >= best[0]:
                 continue  # nor faster where more is recomputed
-            able = fitting(able, tokens, train_batch, given, word)
+            able = fitting(able, tokens, train_batch, layout_fields, word)
             seconds = able.passes(tokens, train_batch).total_s
         except (LayoutError, UserError) as error:
             reason = error
@@ -233,28 +235,28 @@ def least_s(
     trainer: Trainer,
     tokens: NDArray[np.int64],
     train_batch: int,
-    given: Mapping[str, object],
-    known: dict[tuple[int, int], Bounds],
+    layout_fields: Mapping[str, object],
+    bounds_of: dict[tuple[int, int], Bounds],
 ) -> tuple[float, str]:
     """Seconds that the passes take at the least, and the least that is recomputed.
 
-    `known`: bounds by tokens of a row and of a document. Raises LayoutError where it does not fit with all recomputed.
+    `bounds_of`: by tokens of a row and of a document. Raises LayoutError where it does not fit with all recomputed.
     """
     capacity = max(trainer.row_tokens, int(tokens.max()))
     starts = range(0, len(tokens), train_batch)
     steps = [packed(tokens[at : at + train_batch], capacity, trainer.dp, trainer.quantum) for at in starts]
     micro_batches, row = min(step.micro_batches for step in steps), min(step.row_tokens for step in steps)
     document = min(row, *(step.document_tokens for step in steps))
-    bounds = known.setdefault((row, document), Bounds(0.0, document if document < row else None))
+    bounds = bounds_of.setdefault((row, document), Bounds(0.0, document if document < row else None))
     capacity_bytes = trainer.cluster.gpu.usable_memory_bytes
     layout = _laid_out(trainer.model, trainer.cluster, trainer.fields, micro_batches * trainer.dp, row)
-    for word in _savings(given):
+    for word in _savings(layout_fields):
         layout = replace(layout, plan=layout.plan.with_fields({"recompute": word}))
         needed = bounds.memory_bytes(layout)
         if needed <= capacity_bytes:
             break
     else:
-        if not (given.get("recompute") or given.get("tp")):
+        if not (layout_fields.get("recompute") or layout_fields.get("tp")):
             size = needed / 2**30
             raise LayoutError(f"the trainer needs {size:.1f} GiB of a GPU", "use more GPUs, or larger --pp or --ep")
     ahead, _ = bounds.passes(layout)
@@ -264,18 +266,20 @@ def least_s(
     return trainer.factor * len(steps) * 1e-9 * (bounds.step_ns(layout) + passes * float(forward_ns)), word
 
 
-def layouts(model: Model, cluster: Cluster, given: Mapping[str, object], framework: str) -> list[dict[str, int]]:
-    """Sizes of tensor, pipeline, context and expert parallelism that a trainer may have; `given` ones are kept."""
+def layouts(
+    model: Model, cluster: Cluster, layout_fields: Mapping[str, object], framework: str
+) -> list[dict[str, int]]:
+    """Sizes of tensor, pipeline, context and expert parallelism that a trainer may have; `layout_fields` are kept."""
     gpus, node = cluster.n_gpus, cluster.gpus_per_node
     experts = max((layer.feed_forward.experts for layer in model.layers), default=0)
     heads = min(layer.attention.heads for layer in model.layers)
     powers = [1 << i for i in range(11)]
 
     def of(name: str, most: int) -> list[int]:
-        size = given.get(name)
+        size = layout_fields.get(name)
         return [size] if size and isinstance(size, int) else [power for power in powers if power <= most]
 
-    found = []
+    sizes = []
     expert = sum(_expert_parameters(model, layer) for layer in model.layers)
     dense = model.parameters - expert
     sharded = framework in SHARDED  # parameters are gathered layer by layer; no tensor or pipeline parallelism beside
@@ -286,10 +290,10 @@ def layouts(model: Model, cluster: Cluster, given: Mapping[str, object], framewo
                     if gpus % (tp * pp * cp) or gpus // pp % ep or gpus < tp * pp * cp:
                         continue
                     # Weights and gradients in 16 bits, and what an optimizer that is sharded over all GPUs holds.
-                    held = 4 * (dense / (tp * pp) + expert / (ep * pp)) + 12 * model.parameters / gpus
-                    if sharded or held <= cluster.gpu.usable_memory_bytes or given.get("tp"):
-                        found.append({"tp": tp, "pp": pp, "cp": cp, "ep": ep})
-    return found
+                    needed = 4 * (dense / (tp * pp) + expert / (ep * pp)) + 12 * model.parameters / gpus
+                    if sharded or needed <= cluster.gpu.usable_memory_bytes or layout_fields.get("tp"):
+                        sizes.append({"tp": tp, "pp": pp, "cp": cp, "ep": ep})
+    return sizes
 
 
 def _expert_parameters(model: Model, layer: Layer) -> int:
@@ -304,13 +308,17 @@ def _savings(entry: Mapping[str, object]) -> list[str]:
 
 
 def fitting(
-    trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, object], least: str | None = None
+    trainer: Trainer,
+    tokens: NDArray[np.int64],
+    train_batch: int,
+    layout_fields: Mapping[str, object],
+    least: str | None = None,
 ) -> Trainer:
     """The same with recomputation where none is given: none where that fits, else full. Raises LayoutError.
 
     `least`: with less recomputed it is known not to fit.
     """
-    words = _savings(given)
+    words = _savings(layout_fields)
     for word in words if least is None else words[words.index(least) :]:
         able = trainer
         if able.fields.get("recompute") != word:
@@ -318,7 +326,7 @@ def fitting(
         most = fullest(able, tokens, train_batch)
         if most.device_bytes <= able.cluster.gpu.usable_memory_bytes:
             return able
-    if given.get("recompute") or given.get("tp"):
+    if layout_fields.get("recompute") or layout_fields.get("tp"):
         return able  # what was asked for is answered, with the memory that it lacks
     size = most.device_bytes / 2**30
     raise LayoutError(f"the trainer needs {size:.1f} GiB of a GPU", "use more GPUs, or parallel sizes that split more")

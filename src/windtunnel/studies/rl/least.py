@@ -82,7 +82,7 @@ def least_of(engine: Engine, prompt: int, longest: int, most: int) -> Least:
     for b in begins:
         line = engine.times.decode(b)
         sums = [b * prompt, b * longest, *(end for end in line.ends if b * prompt < end < b * longest)]
-        ticks.append(min(line.at(one) - cached * (one - b * prompt) for one in sums))
+        ticks.append(min(line.at(total) - cached * (total - b * prompt) for total in sums))
     # Steps of b answers and more, up to the next that is priced, take no less than that of b.
     concave, slope = [ticks[-1]], 0.0
     for place in range(len(ends) - 2, -1, -1):

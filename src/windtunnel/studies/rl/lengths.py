@@ -53,8 +53,8 @@ class Answers:
             return np.full(n, max(1, min(self.cap, round(self.mean))), np.int64)
         prompt = np.repeat(random.normal(size=groups), samples)
         z = sqrt(SHARED) * prompt + sqrt(1.0 - SHARED) * random.normal(size=n)
-        found = np.exp(np.minimum(_mu(self.mean, self.cap, self.sd) + self.sd * z, 40.0))
-        return np.clip(np.round(found), 1, self.cap).astype(np.int64)
+        lengths = np.exp(np.minimum(_mu(self.mean, self.cap, self.sd) + self.sd * z, 40.0))
+        return np.clip(np.round(lengths), 1, self.cap).astype(np.int64)
 
 
 def answers_of(text: str) -> Answers:
@@ -63,33 +63,33 @@ def answers_of(text: str) -> Answers:
         if re.fullmatch(r"[0-9][0-9_.]*[kK]?", text.strip()):
             raise SpecError("lengths", text, f"write mean={text.strip()},cap=..., or name a file of lengths")
         return _of_file(Path(text))
-    given: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in text.split(","):
         key, _, value = part.partition("=")
         key = key.strip()
         if key not in ("mean", "cap", "sd"):
             raise SpecError("lengths", text, "use mean=, cap= and sd=, with commas between them")
         try:
-            given[key] = float(value.strip().replace("_", ""))
+            values[key] = float(value.strip().replace("_", ""))
         except ValueError:
             raise SpecError("lengths", part, "give a number") from None
-    cap, mean = given.get("cap"), given.get("mean")
+    cap, mean = values.get("cap"), values.get("mean")
     guessed = mean is None
     if mean is None:
         if cap is None:
             raise SpecError("lengths", text, "say the mean: mean=3000,cap=8192")
         mean = max(1.0, MEAN_OF_CAP * cap)
     cap = mean * 8.0 if cap is None else cap
-    sd = given.get("sd", SD)
+    sd = values.get("sd", SD)
     if not 1 <= mean <= cap <= MOST or not 0.0 <= sd <= 5.0:
         raise SpecError("lengths", text, f"needs 1 <= mean <= cap <= {MOST:,} and sd of 0 to 5")
-    return Answers(mean, round(cap), sd if mean < cap else 0.0, "sd" not in given, guessed)
+    return Answers(mean, round(cap), sd if mean < cap else 0.0, "sd" not in values, guessed)
 
 
 def _of_file(path: Path) -> Answers:
     """Lengths of a CSV with a column of them, or of a JSONL of rollouts: numbers, or lists of tokens."""
     lines = [line for line in read_text(path, "give a CSV or JSONL of answers").splitlines() if line.strip()]
-    found = []
+    lengths = []
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         for line in lines:
             row = value_of(line)
@@ -99,17 +99,17 @@ def _of_file(path: Path) -> Answers:
             if key is None:
                 raise SpecError("lengths", line[:60], f"give one of {', '.join(COLUMNS)}", str(path))
             value = row[key]
-            found.append(parse_count(len(value) if isinstance(value, list) else value, key, str(path)))
+            lengths.append(parse_count(len(value) if isinstance(value, list) else value, key, str(path)))
     else:
         head = [cell.strip() for cell in lines[0].split(",")] if lines else []
         key = next((key for key in COLUMNS if key in head), None)
         if key is None:
             raise SpecError("lengths", lines[0][:60] if lines else "", f"give a column {', '.join(COLUMNS)}", str(path))
-        found = [parse_count(line.split(",")[head.index(key)].strip(), key, str(path)) for line in lines[1:]]
-    if not found:
+        lengths = [parse_count(line.split(",")[head.index(key)].strip(), key, str(path)) for line in lines[1:]]
+    if not lengths:
         raise SpecError("lengths", str(path), "holds no answer")
-    logs = np.log(np.array(found, np.float64))
-    return Answers(float(np.mean(found)), max(found), float(logs.std()), False, False, tuple(found), str(path))
+    logs = np.log(np.array(lengths, np.float64))
+    return Answers(float(np.mean(lengths)), max(lengths), float(logs.std()), False, False, tuple(lengths), str(path))
 
 
 @lru_cache(maxsize=256)

@@ -69,11 +69,11 @@ class RlPlanned(Answer):
     @property
     def proof(self) -> str:
         """Why no other candidate is better."""
-        open_ = [one for one in self.tried if one.step_s is None]
+        open_ = [trial for trial in self.tried if trial.step_s is None]
         done = len(self.tried) - len(open_)
         if not open_:
             return f"all {done} candidates that fit were simulated"
-        least = min(one.bound_s for one in open_)
+        least = min(trial.bound_s for trial in open_)
         return (
             f"{done} of {len(self.tried)} candidates were simulated; no other can take less than"
             f" {format_time(least, 4)}, which is not below the best, {format_time(self.best.step_time_s, 4)}"
@@ -84,7 +84,7 @@ class RlPlanned(Answer):
         names = ("words", "generate", "gen_tp", "async_steps", "bound_s", "step_s")
         return {
             "best": self.best.to_dict(),
-            "candidates": [{name: getattr(one, name) for name in names} for one in self.tried],
+            "candidates": [{name: getattr(trial, name) for name in names} for trial in self.tried],
             "refused": self.refused,
             "proof": self.proof,
             "verdicts": list(self.verdicts),
@@ -111,7 +111,7 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
     heapify(heap)
     passed: list[tuple[float, Job]] = []  # what the proof leaves out, by bounds
     best: tuple[float, RlResult] | None = None
-    tried: list[Tried] = []
+    trials: list[Tried] = []
     while heap:
         bound, number, laid_out, job = heappop(heap)
         if prove and best is not None and bound >= best[0]:
@@ -130,10 +130,10 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
             continue
         if best is None or rl_result.step_time_s < best[0]:
             best = (rl_result.step_time_s, rl_result)
-        tried.append(_tried(job, bound, rl_result))
+        trials.append(_trial(job, bound, rl_result))
     if best is None:
         raise reason or UserError("no division of the cluster is possible")
-    kinds = {one.generate is None for one in tried if one.step_s is not None}
+    kinds = {trial.generate is None for trial in trials if trial.step_s is not None}
     for bound, job in passed:
         rival = None
         if job.colocated not in kinds:
@@ -146,9 +146,9 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
                 refused += 1
                 continue
             kinds.add(job.colocated)
-        tried.append(_tried(job, bound, rival))
-    tried.sort(key=lambda one: (one.step_s is None, one.step_s or one.bound_s))
-    return RlPlanned(best[1], tuple(tried), refused, verdicts(tried, best[1], question.async_steps))
+        trials.append(_trial(job, bound, rival))
+    trials.sort(key=lambda trial: (trial.step_s is None, trial.step_s or trial.bound_s))
+    return RlPlanned(best[1], tuple(trials), refused, verdicts(trials, best[1], question.async_steps))
 
 
 def _laid_out(job: Job, trainers: dict[int | None, Trainer]) -> Job:
@@ -182,39 +182,41 @@ def candidates(question: RlPlan) -> Iterator[Rl]:
                 yield Rl(**{**base, "rollout": rollout, "hybrid": False, **pools})
 
 
-def _tried(job: Job, bound: float, found: RlResult | None) -> Tried:
+def _trial(job: Job, bound: float, result: RlResult | None) -> Tried:
     steps = job.rules.async_steps
     pools = "colocated" if job.colocated else f"{job.question.generate} generate, {job.question.train} train"
     mode = "in turn" if not steps else f"{steps:g} ahead"
     words = f"{pools}, generators tp{job.engine.deployment.tp}, {mode}"
-    step = None if found is None else found.step_time_s
+    step = None if result is None else result.step_time_s
     return Tried(words, job.question.generate, job.engine.deployment.tp, steps, bound, step)
 
 
-def verdicts(tried: list[Tried], best: RlResult, async_steps: float) -> tuple[str, ...]:
+def verdicts(trials: list[Tried], best: RlResult, async_steps: float) -> tuple[str, ...]:
     """What the search shows, in sentences; `async_steps`: as far ahead as it looked."""
-    done = [one for one in tried if one.step_s is not None]
+    done = [trial for trial in trials if trial.step_s is not None]
     first = done[0]
-    found = []
+    sentences = []
     name, other = ("Colocated", "pools apart") if first.generate is None else ("Pools apart", "colocated")
-    rivals = [one for one in tried if (one.generate is None) != (first.generate is None)]
-    rival = next((one for one in rivals if one.step_s is not None), None)
+    rivals = [trial for trial in trials if (trial.generate is None) != (first.generate is None)]
+    rival = next((trial for trial in rivals if trial.step_s is not None), None)
     if rival is not None and rival.step_s is not None:
-        least = min(one.bound_s if one.step_s is None else one.step_s for one in rivals)
+        least = min(trial.bound_s if trial.step_s is None else trial.step_s for trial in rivals)
         takes = f"the best of {other} that was simulated ({rival.words}) takes {format_time(rival.step_s, 4)}"
         takes += f", and none can take less than {format_time(least, 4)}" if least < rival.step_s else ""
         if least <= best.p95_s:
             band = f"{format_time(best.p5_s, 4)} to {format_time(best.p95_s, 4)}"
-            found.append(f"{name} is ahead, but not told apart: {takes}, within the band of the best, {band}.")
+            sentences.append(f"{name} is ahead, but not told apart: {takes}, within the band of the best, {band}.")
         else:
-            found.append(f"{name} wins: {takes}, beyond the band of the best, {format_time(best.p95_s, 4)}.")
+            sentences.append(f"{name} wins: {takes}, beyond the band of the best, {format_time(best.p95_s, 4)}.")
     elif first.generate is None:
-        found.append("Colocated: no pools apart fit.")
+        sentences.append("Colocated: no pools apart fit.")
     if not async_steps and (first.generate is not None or rivals):
-        found.append("Searched in turn only; with --async-steps 1 pools apart may overlap and be faster: ask.")
+        sentences.append("Searched in turn only; with --async-steps 1 pools apart may overlap and be faster: ask.")
     near = (1 + NEAR) * best.step_time_s
-    flat = [one for one in done if one.generate is not None and one.step_s and one.step_s <= near]
-    if len({one.generate for one in flat}) > 1:
-        sizes = [one.generate for one in flat if one.generate]
-        found.append(f"From {min(sizes)} to {max(sizes)} GPUs that generate, steps are within {NEAR:.0%} of the best.")
-    return (*found, *best.verdicts)
+    flat = [trial for trial in done if trial.generate is not None and trial.step_s and trial.step_s <= near]
+    if len({trial.generate for trial in flat}) > 1:
+        sizes = [trial.generate for trial in flat if trial.generate]
+        sentences.append(
+            f"From {min(sizes)} to {max(sizes)} GPUs that generate, steps are within {NEAR:.0%} of the best."
+        )
+    return (*sentences, *best.verdicts)

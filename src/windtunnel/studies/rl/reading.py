@@ -84,25 +84,25 @@ def verdicts_of(
     job: Job, steps: list[Step], phases: Phases, idle: Mapping[str, float], step_s: float
 ) -> tuple[str, ...]:
     """What decides the step, in sentences."""
-    found = []
+    sentences = []
     longest = int(np.mean([job.lengths(number).max() for number in range(2)]))
     alone, waits = alone_s(job, longest), phases.exposed_generation_s > 0.1 * step_s
     if waits and alone > LATENCY_BOUND * phases.generation_s:
-        found.append(
+        sentences.append(
             f"Generation is bound by latency: the longest answer alone takes {alone:.0f} of {phases.generation_s:.0f}"
             " s; more generators do next to nothing, but tensor parallelism, speculation, partial rollouts or a shorter"
             " cap do."
         )
     elif waits:
-        found.append(f"Generation is bound by throughput: the longest answer alone takes {alone:.0f} s of it.")
+        sentences.append(f"Generation is bound by throughput: the longest answer alone takes {alone:.0f} s of it.")
     if not job.colocated and job.rules.async_steps:
         slack = "trainers wait for generators" if waits else f"generators idle {idle['generation']:.0%} of the time"
-        found.append(
+        sentences.append(
             f"Pools overlap, and {slack}: " + ("generate with more GPUs." if waits else "train with more GPUs.")
         )
     elif not job.colocated:
-        found.append("Pools work in turn: each waits for the other; --async-steps 1 overlaps them.")
-    return tuple(found)
+        sentences.append("Pools work in turn: each waits for the other; --async-steps 1 overlaps them.")
+    return tuple(sentences)
 
 
 def phases_of(job: Job, steps: list[Step], step_s: float) -> Phases:
@@ -115,14 +115,14 @@ def phases_of(job: Job, steps: list[Step], step_s: float) -> Phases:
     reference = mean([step.passes.reference_s for step in steps])
     training = mean([step.passes.training_s for step in steps])
     exposed = mean([step.wait_s for step in steps])
-    known = exposed + old + reference + training + job.times.refit_s
+    accounted_s = exposed + old + reference + training + job.times.refit_s
     return Phases(
         generation_s=mean([step.complete_s - step.begun_s for step in steps]),
         logprob_s=old,
         ref_logprob_s=reference,
         training_s=training,
         weight_sync_s=job.times.refit_s,
-        other_s=max(0.0, step_s - known),
+        other_s=max(0.0, step_s - accounted_s),
         exposed_generation_s=exposed,
     )
 
@@ -147,18 +147,18 @@ def band(job: Job, phases: Phases, step_s: float) -> tuple[float, float]:
 
 def memory_of(job: Job) -> dict[str, Side]:
     """Of both sides; a sleeping engine leaves a context on GPUs that both share."""
-    found, gpu = job.engine.memory, job.engine.cluster.gpu
+    memory, gpu = job.engine.memory, job.engine.cluster.gpu
     generation = {
-        "weights": found.weights,
-        "activations": found.activations,
-        "reserved": found.reserved,
-        "kv_cache": max(0.0, found.kv),
+        "weights": memory.weights,
+        "activations": memory.activations,
+        "reserved": memory.reserved,
+        "kv_cache": max(0.0, memory.kv),
     }
     stage = fullest(job.trainer, job.sample_tokens(), job.train_batch)
     training = {name: float(size) for name, size in stage.categories.items()}
     training["allocator and context"] = float(stage.device_bytes - sum(stage.categories.values()))
     if job.colocated:
-        training["sleeping engine"] = found.reserved
+        training["sleeping engine"] = memory.reserved
     capacity = float(gpu.usable_memory_bytes)
     sides = {"generation": generation, "training": training}
     return {name: Side(parts, sum(parts.values()), capacity) for name, parts in sides.items()}
@@ -212,29 +212,35 @@ def sources_of(job: Job) -> tuple[str, ...]:
 
 def assumptions_of(job: Job) -> tuple[str, ...]:
     """What nobody said."""
-    said: list[str] = []
+    sentences: list[str] = []
     if job.imported is not None and job.imported.unknown:
-        named = ", ".join(job.imported.unknown[:12])
+        settings = ", ".join(job.imported.unknown[:12])
         more = len(job.imported.unknown) - 12
-        said.append(f"not understood in {job.imported.path}: {named}" + (f" and {more} more" if more > 0 else ""))
-    asked = cluster_of(job.question.cluster).n_gpus
-    if job.imported is not None and job.imported.gpus not in (None, asked):
-        said.append(f"{job.imported.path} is for {job.imported.gpus:,} GPUs; answered for the cluster's {asked:,}")
+        sentences.append(
+            f"not understood in {job.imported.path}: {settings}" + (f" and {more} more" if more > 0 else "")
+        )
+    gpus = cluster_of(job.question.cluster).n_gpus
+    if job.imported is not None and job.imported.gpus not in (None, gpus):
+        sentences.append(f"{job.imported.path} is for {job.imported.gpus:,} GPUs; answered for the cluster's {gpus:,}")
     wanted, drafting = job.question.rollout, job.engine.deployment
     if drafting.speculative_tokens and wanted.speculative_tokens is None:
         whose = f"the recipe of {job.habits.name} {job.habits.release}"
-        kept = f"kept with a chance of {drafting.acceptance:g}: --speculative-tokens 0 leaves it out"
-        said.append(f"{whose} drafts tokens, {drafting.speculative_tokens} a step, {kept}")
+        words = f"kept with a chance of {drafting.acceptance:g}: --speculative-tokens 0 leaves it out"
+        sentences.append(f"{whose} drafts tokens, {drafting.speculative_tokens} a step, {words}")
     elif drafting.speculative_tokens and wanted.acceptance is None:
-        kept = f"a drafted token is taken to be kept with a chance of {drafting.acceptance:g}"
-        said.append(f"no --acceptance is given: {kept}; other drafters differ, so give what the engine's log says")
+        words = f"a drafted token is taken to be kept with a chance of {drafting.acceptance:g}"
+        sentences.append(
+            f"no --acceptance is given: {words}; other drafters differ, so give what the engine's log says"
+        )
     if is_scattered(job.question, job.habits):
-        said.append(_SCATTERED.format(job.habits.name, job.habits.release, cluster_of(job.question.cluster)))
+        sentences.append(_SCATTERED.format(job.habits.name, job.habits.release, cluster_of(job.question.cluster)))
     if job.answers.guessed:
-        said.append(f"nothing says how long answers are: {job.answers.mean:,.0f} tokens, half of the cap, are assumed")
+        sentences.append(
+            f"nothing says how long answers are: {job.answers.mean:,.0f} tokens, half of the cap, are assumed"
+        )
     if job.answers.assumed and job.answers.sd > 0.0:
-        said.append(_SPREAD_ASSUMED.format(job.answers.sd))
-    return tuple(said)
+        sentences.append(_SPREAD_ASSUMED.format(job.answers.sd))
+    return tuple(sentences)
 
 
 _SCATTERED = (
@@ -262,5 +268,5 @@ def lanes_of(job: Job, steps: list[Step]) -> tuple[Lane, ...]:
             training.append((name, at, at + seconds))
             at += seconds
         training.append(("weights", step.trained_s, step.end_s))
-    kept = tuple(span for span in training if span[2] > span[1])
-    return (Lane("generation", tuple(generating)), Lane("training", kept))
+    spans = tuple(span for span in training if span[2] > span[1])
+    return (Lane("generation", tuple(generating)), Lane("training", spans))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from windtunnel.questions.asked.rl import Rl
 from windtunnel.studies.rl.anchor import Anchor, anchor_of, anchor_on, anchored, read_log
-from windtunnel.studies.rl.job import Job, run_of, settled
+from windtunnel.studies.rl.job import Job, job_of, run_of
 from windtunnel.studies.rl.reading import infeasible, memory_of, read_run
 from windtunnel.studies.rl.result import RlResult
 
@@ -18,7 +18,7 @@ STEPS, MOST_SAMPLES = 3, 24_000  # measured steps; samples after which fewer are
 
 def answer(question: Rl) -> RlResult:
     """How long a step is. Raises UserError."""
-    job = settled(question)
+    job = job_of(question)
     beside = job.question.beside
     if beside.anchor is not None:
         return answered(anchored(job, anchor_of(beside.anchor), carried=True))

@@ -146,14 +146,14 @@ def test_tensors_are_kept_until_somebody_waits() -> None:
     holding.end_step()
     holding.fill(exchange(call(0)))
     (held,) = holding._open.values()
-    assert len(held.kept) == 2
+    assert len(held.tensors) == 2
     holding.on_wait(call(0))
-    assert held.kept == ()
+    assert held.tensors == ()
     holding.fill(exchange(call(1)))  # a future that nobody waits for: let go with the step after
     (held,) = holding._open.values()
     holding.end_step()
     holding.end_step()
-    assert held.kept == ()
+    assert held.tensors == ()
     assert not holding._open
 
 

@@ -35,8 +35,8 @@ def test_what_a_script_does_after_its_last_step_counts(script: str, status: int,
         run.processes["p0"] = _Process(script_process, tmp_path / "p0.log")
         run.let_end()
         script_process.kill()
-    assert run.told.status == status
-    assert said in run.told.reason
+    assert run.outcome.status == status
+    assert said in run.outcome.reason
 
 
 @pytest.mark.parametrize(

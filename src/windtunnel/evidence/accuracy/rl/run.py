@@ -21,7 +21,7 @@ from windtunnel.files.write import write_csv
 from windtunnel.questions.asked.rl import Rl
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import read_part
-from windtunnel.studies.rl.job import settled
+from windtunnel.studies.rl.job import job_of
 from windtunnel.studies.rl.study import answered
 
 NEEDED = ("id", "framework", "model", "gpu", "n_gpus", "rollouts_per_step", "total_step_s")
@@ -221,7 +221,7 @@ def predicted(row: RlRow) -> Predicted:
     if lacking:
         return Predicted(row.id, status="skipped", reason=lacking)
     try:
-        rl_result = answered(settled(question_of(row)), it_ran=True)
+        rl_result = answered(job_of(question_of(row)), it_ran=True)
     except UserError as error:
         return Predicted(row.id, status="refused", reason=" ".join(str(error).split()))
     phases = rl_result.phases

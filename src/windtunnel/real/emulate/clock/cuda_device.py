@@ -111,9 +111,9 @@ class TorchCuda:
         import torch
 
         with self._cuda.stream(stream):
-            begun = torch.empty(1, dtype=torch.int64, device="cuda")
-        self._mark(grid=(1, 1, 1), block=(1, 1, 1), args=[begun], stream=stream)
-        return begun
+            start = torch.empty(1, dtype=torch.int64, device="cuda")
+        self._mark(grid=(1, 1, 1), block=(1, 1, 1), args=[start], stream=stream)
+        return start
 
     def spin(self, stream: torch.cuda.Stream, seconds: float, since: object) -> None:
         """The kernel, or `_sleep`, which counts from when the stream gets to it."""
@@ -135,12 +135,12 @@ class TorchCuda:
         times: list[float] = []
         for cycles in (10_000_000, 110_000_000):
             compat.sleep_on_stream(1_000_000)
-            begun, ended = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
-            begun.record()
+            start, ended = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
+            start.record()
             compat.sleep_on_stream(cycles)
             ended.record()
             ended.synchronize()
-            times.append(float(begun.elapsed_time(ended)) / 1e3)
+            times.append(float(start.elapsed_time(ended)) / 1e3)
         return 100_000_000 / max(times[1] - times[0], 1e-9)
 
 

@@ -151,8 +151,8 @@ class ScriptClock:
         """The step's optimizer begins: what nobody was seen to wait for was waited for."""
         with self._lock, self.own.standing():
             wall = time.perf_counter()
-            for one in self._begun:
-                due = one.end_s() if self._open.get(identity(one.call)) is one else None
+            for begin in self._begun:
+                due = begin.end_s() if self._open.get(identity(begin.call)) is begin else None
                 if due is not None and due <= wall:
                     self.own.reach(due)
             self.conductor.optimizer(self.own.rank_time_s(), self.own.cpu())
@@ -167,7 +167,7 @@ class ScriptClock:
             # Several real ranks go by the times that they tell each other, however late these are.
             alone = self.conductor.company is None
             too_much = (
-                alone and observed_step is not None and self.own.behind > observed_step.ended - observed_step.begun
+                alone and observed_step is not None and self.own.behind > observed_step.ended - observed_step.begin_s
             )
             if too_much:
                 self.own.given_up += self.own.behind

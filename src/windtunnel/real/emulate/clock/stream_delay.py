@@ -77,13 +77,13 @@ class _Held:
     waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(
         default_factory=list
     )  # before and after a stream waited
-    kept: tuple[object, ...] = ()
+    tensors: tuple[object, ...] = ()
 
 
 @dataclass(slots=True)
 class _Step:
-    begun: torch.cuda.Event  # event
-    held: list[_Held] = field(default_factory=list)
+    begin: torch.cuda.Event  # event
+    holds: list[_Held] = field(default_factory=list)
     optimizer: torch.optim.Optimizer = None
     ended: torch.cuda.Event | None = None
 
@@ -141,10 +141,10 @@ class StreamDelay:
             seconds = self._planned(call)
             if seconds > SHORTEST_S:
                 device.spin(stream, seconds, since)
-            held = _Held(call, arrived, device.record(stream), kept=(*exchange.inputs, *exchange.outputs))
-            self._open[identity(call)] = held
+            hold = _Held(call, arrived, device.record(stream), tensors=(*exchange.inputs, *exchange.outputs))
+            self._open[identity(call)] = hold
             if self._step is not None:
-                self._step.held.append(held)
+                self._step.holds.append(hold)
 
     def on_wait(self, call: Communication) -> None:
         """The current stream waits for it, and the tensors are the script's alone again."""
@@ -153,14 +153,14 @@ class StreamDelay:
             time.sleep(max(0.0, until - time.perf_counter()))
             return
         with self._lock:
-            held = self._open.pop(identity(call), None)
-            if held is None:
+            hold = self._open.pop(identity(call), None)
+            if hold is None:
                 return
             current = self.device.current()
             before = self.device.record(current)
-            self.device.wait(current, held.done)
-            held.waits.append((before, self.device.record(current)))
-            held.kept = ()
+            self.device.wait(current, hold.done)
+            hold.waits.append((before, self.device.record(current)))
+            hold.tensors = ()
 
     @contextlib.contextmanager
     def completing(self, call: Communication) -> Iterator[None]:
@@ -195,9 +195,9 @@ class StreamDelay:
         with self._lock:
             event = self.device.record(self.device.current())
             if self._past:  # what nobody waited for: futures complete in the order of streams
-                for held in self._past[-1].held:
-                    held.kept = ()
-                    self._open.pop(identity(held.call), None)
+                for hold in self._past[-1].holds:
+                    hold.tensors = ()
+                    self._open.pop(identity(hold.call), None)
             if self._step is not None:
                 self._step.ended = event
                 self._past.append(self._step)
@@ -221,16 +221,16 @@ class StreamDelay:
         """Events of a step as marks, in seconds from its begin; None when one has not passed."""
 
         def at(event: torch.cuda.Event) -> float:
-            seconds = self.device.seconds(step.begun, event)
+            seconds = self.device.seconds(step.begin, event)
             if seconds is None:
                 raise _NotYetError
             return seconds
 
         try:
             marks: list[tuple[float, int, int, float]] = []  # when, which, place, when it was left
-            for place, held in enumerate(step.held):
-                marks.append((at(held.arrived), 0, place, at(held.done)))
-                marks += [(at(before), 1, place, at(after)) for before, after in held.waits]
+            for place, hold in enumerate(step.holds):
+                marks.append((at(hold.arrived), 0, place, at(hold.done)))
+                marks += [(at(before), 1, place, at(after)) for before, after in hold.waits]
             if step.optimizer is not None:
                 marks.append((at(step.optimizer), 2, -1, 0.0))
             ended = at(step.ended)
@@ -239,10 +239,10 @@ class StreamDelay:
         observer = Observer(0.0)
         for when, which, place, left in sorted(marks):
             if which == 0:
-                observer.begin(step.held[place].call, when)
+                observer.begin(step.holds[place].call, when)
                 observer.due(len(observer.calls) - 1, left)
             elif which == 1:
-                observer.on_wait(step.held[place].call, when, left)
+                observer.on_wait(step.holds[place].call, when, left)
             else:
                 observer.optimizer(when)
         return observer.end(ended)
@@ -255,15 +255,15 @@ class _NotYetError(Exception):
 def stream_holds(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
     """How long each communication holds its stream, from the real rank's part of a replay of one step."""
     free: dict[str, float] = {}
-    found = []
-    for one in replayed:
-        if one.what != "communication" or one.call is None:
+    holds = []
+    for event in replayed:
+        if event.what != "communication" or event.call is None:
             continue
-        name = stream_name(one.call)
-        begun = max(one.begun, free.get(name, one.begun))
-        free[name] = one.finish
-        found.append((one.call, max(0.0, one.finish - begun)))
-    return found
+        name = stream_name(event.call)
+        start = max(event.begin_s, free.get(name, event.begin_s))
+        free[name] = event.finish
+        holds.append((event.call, max(0.0, event.finish - start)))
+    return holds
 
 
 def stream_name(call: Communication) -> str:

@@ -40,9 +40,9 @@ def box_of(members: tuple[int, ...]) -> Box | None:
     box: list[tuple[int, int]] = []
     done = 1
     while done < len(offsets):
-        stride, known = offsets[done], offsets[:done]
+        stride, block = offsets[done], offsets[:done]
         count = 1
-        while offsets[count * done : (count + 1) * done] == [count * stride + offset for offset in known]:
+        while offsets[count * done : (count + 1) * done] == [count * stride + offset for offset in block]:
             count += 1
         if count == 1:
             return None

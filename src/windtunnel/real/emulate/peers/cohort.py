@@ -34,7 +34,7 @@ class Watched(NamedTuple):
 
     what: str  # compute | wait | communication
     step: int
-    begun: float  # a communication: when this rank is there
+    begin_s: float  # a communication: when this rank is there
     ended: float  # NaN of a communication: it is known once all are there
     call: Communication | None = None
     meeting: Meeting | None = None
@@ -43,7 +43,7 @@ class Watched(NamedTuple):
     @property
     def start(self) -> float:
         """When the last member of a communication was there and the stream free; NaN while one is missing."""
-        return self.begun if self.meeting is None else float(self.meeting.start[self.group])
+        return self.begin_s if self.meeting is None else float(self.meeting.start[self.group])
 
     @property
     def finish(self) -> float:
@@ -73,9 +73,11 @@ class Cohort:
     at: int = 0  # the next event
     step: int = 0
     sample: Ranks = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # which row of `seconds` each rank runs
-    begun: dict[tuple[int, int], tuple[Meeting, Ranks]] = field(default_factory=dict)  # (step, call) -> meeting, groups
+    meetings: dict[tuple[int, int], tuple[Meeting, Ranks]] = field(
+        default_factory=dict
+    )  # (step, call) -> meeting, groups
     underway: list[Underway] = field(default_factory=list)
-    met: dict[tuple[Channel, str], int] = field(default_factory=dict)  # how often each side of a channel was used
+    uses: dict[tuple[Channel, str], int] = field(default_factory=dict)  # how often each side of a channel was used
     step_ends: list[Times] = field(default_factory=list)
     watchers: dict[int, list[Watched]] = field(default_factory=dict)  # place of a rank -> what it does
     real: bool = False  # one rank, which is real, and moves when that does

@@ -78,9 +78,9 @@ def stretches_of(program: RankProgram, price: SecondsOfOp) -> Stretches:
                 open_places.append(len(calls))
             calls.append(op.communication)
         elif op.kind == "wait":
-            for one in op.after:
-                if one in place_of:
-                    add(Event(True, place_of[one]))
+            for before in op.after:
+                if before in place_of:
+                    add(Event(True, place_of[before]))
         else:
             seconds, part = price(op)
             so_far[part] += seconds
@@ -122,25 +122,25 @@ def _between_begins(events: Sequence[Event], parts: NDArray[np.float64]) -> NDAr
 
 
 def other_classes(
-    job: CapturedJob, rank: int, price: SecondsOfOp, kept: Mapping[int, HostProgram] = MappingProxyType({})
+    job: CapturedJob, rank: int, price: SecondsOfOp, measured_programs: Mapping[int, HostProgram] = MappingProxyType({})
 ) -> tuple[list[int], Callable[[HostProgram], list[tuple[HostProgram, Sequence[int]]]]]:
     """Ranks that run the real rank's program, and the programs of all others given that one as measured.
 
-    `kept`: programs that runs of other classes measured (`peer_times`), by captured rank; these need no price.
+    `measured_programs`: those that runs of other classes measured (`peer_times`), by captured rank; they need no price.
     """
     own = int(job.runs[rank])
-    known = {captured: stretches_of(program, price) for captured, program in job.programs.items()}
-    ranks = {captured: np.flatnonzero(job.runs == captured).tolist() for captured in known}
+    stretches_by_rank = {captured: stretches_of(program, price) for captured, program in job.programs.items()}
+    ranks = {captured: np.flatnonzero(job.runs == captured).tolist() for captured in stretches_by_rank}
 
     def other_programs(measured: HostProgram) -> list[tuple[HostProgram, Sequence[int]]]:
-        by_part = factors(known[own], measured)
+        by_part = factors(stretches_by_rank[own], measured)
         return [
             (
-                kept.get(captured)
+                measured_programs.get(captured)
                 or HostProgram(captured, stretches.calls, stretches.events, (stretches.parts @ by_part)[np.newaxis]),
                 ranks[captured],
             )
-            for captured, stretches in known.items()
+            for captured, stretches in stretches_by_rank.items()
             if captured != own and ranks[captured]
         ]
 

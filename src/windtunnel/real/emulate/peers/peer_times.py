@@ -50,32 +50,32 @@ def load_times(path: Path) -> tuple[HostProgram, int]:
         InputFileError: not such a file.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        times = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputFileError(path, f"cannot be read ({error.strerror})", _REMEDY) from None
     except ValueError as error:
         raise InputFileError(path, f"not JSON ({error})", _REMEDY) from None
-    if not isinstance(found, Mapping) or found.get("format") != FORMAT:
+    if not isinstance(times, Mapping) or times.get("format") != FORMAT:
         raise InputFileError(path, "holds no times of a rank", _REMEDY)
     try:
-        return program_of(found)
+        return program_of(times)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputFileError(path, f"was cut short or changed ({error!r})", _REMEDY) from None
 
 
-def program_of(found: Mapping[str, Any]) -> tuple[HostProgram, int]:
-    """The step of a document, and the world size. Raises KeyError, TypeError or ValueError where it is none."""
-    members = {name: tuple(map(int, ranks)) for name, ranks in found["groups"].items()}
+def program_of(times: Mapping[str, Any]) -> tuple[HostProgram, int]:
+    """The step of a file of times, and the world size. Raises KeyError, TypeError or ValueError where it is none."""
+    members = {name: tuple(map(int, ranks)) for name, ranks in times["groups"].items()}
     calls = tuple(
         Communication(members=members[call["group"]], **{key: _tuple(value) for key, value in call.items()})
-        for call in found["calls"]
+        for call in times["calls"]
     )
-    events = tuple(Event(bool(waits), int(call), int(ago)) for waits, call, ago in found["events"])
-    seconds = np.array(found["seconds"], dtype=np.float64)
+    events = tuple(Event(bool(waits), int(call), int(ago)) for waits, call, ago in times["events"])
+    seconds = np.array(times["seconds"], dtype=np.float64)
     whole = seconds.shape == (len(events) + 1,) and bool((seconds >= 0.0).all())
     if not whole or not all(0 <= event.call < len(calls) for event in events):
         raise ValueError("events and seconds do not fit together")
-    rank, world_size = int(found["rank"]), int(found["world_size"])
+    rank, world_size = int(times["rank"]), int(times["world_size"])
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}")
     return HostProgram(rank, calls, events, seconds[np.newaxis]), world_size
@@ -87,7 +87,7 @@ def by_class(job: CapturedJob, rank: int, paths: Sequence[Path]) -> dict[int, Ho
     Raises:
         UserError: times of another job, of the real rank's own class, or of one class twice.
     """
-    found: dict[int, HostProgram] = {}
+    programs: dict[int, HostProgram] = {}
     for path in paths:
         program, world_size = load_times(path)
         if world_size != job.world_size:
@@ -100,11 +100,13 @@ def by_class(job: CapturedJob, rank: int, paths: Sequence[Path]) -> dict[int, Ho
             raise SpecError(
                 "--peer-times", str(path), f"is of rank {program.rank}, which runs what rank {rank} does: measured now"
             )
-        if captured in found:
-            raise SpecError("--peer-times", str(path), f"is of the class of rank {found[captured].rank}, given already")
+        if captured in programs:
+            raise SpecError(
+                "--peer-times", str(path), f"is of the class of rank {programs[captured].rank}, given already"
+            )
         _check_calls(path, program, [op.communication for op in job.programs[captured].ops if op.communication])
-        found[captured] = program
-    return found
+        programs[captured] = program
+    return programs
 
 
 def _check_calls(path: Path, program: HostProgram, communications: Sequence[Communication]) -> None:

@@ -95,7 +95,7 @@ class Replay:
         for number, (program, ranks) in enumerate(programs):
             of_class = np.asarray(sorted(ranks), dtype=np.int64)
             parts = _parts(program, of_class, world_size) if messages_meet else [of_class]
-            for part in [some for one in parts for some in _apart(one, alone)]:
+            for part in [some for alike in parts for some in _apart(alike, alone)]:
                 clock = np.full(len(part), begin_at)
                 is_real = len(part) == 1 and int(part[0]) in alone and int(part[0]) != real
                 self.cohorts.append(Cohort(number, program, part, clock, factors[part], real=is_real))
@@ -106,7 +106,7 @@ class Replay:
             )
         for cohort in self.cohorts:
             cohort.sample = self.draw(len(cohort.ranks), len(cohort.program.seconds))
-        self._own = next((one for one in self.cohorts if real is not None and real in one.ranks), None)
+        self._own = next((cohort for cohort in self.cohorts if real is not None and real in cohort.ranks), None)
         self._place = 0 if self._own is None or real is None else int(np.searchsorted(self._own.ranks, real))
 
     def watch(self, ranks: Sequence[int]) -> dict[int, list[Watched]]:
@@ -115,7 +115,7 @@ class Replay:
         for cohort in self.cohorts:
             of_cohort = [rank for rank in ranks if rank in cohort.ranks]
             lists = {rank: watch.setdefault(rank, []) for rank in of_cohort}
-            cohort.watchers = {int(np.searchsorted(cohort.ranks, rank)): found for rank, found in lists.items()}
+            cohort.watchers = {int(np.searchsorted(cohort.ranks, rank)): watcher for rank, watcher in lists.items()}
         return watch
 
     def reprice(self, programs: Sequence[tuple[HostProgram, Sequence[int]]]) -> None:
@@ -164,7 +164,7 @@ class Replay:
         own = self._own
         assert own is not None
         self.settle()
-        meeting, groups = own.begun[key]
+        meeting, groups = own.meetings[key]
         group = groups[self._place]
         span = Span(float(meeting.start[group]), float(meeting.finish[group]))
         return None if np.isnan(span.finish) else span
@@ -172,7 +172,7 @@ class Replay:
     def slowest(self, key: tuple[int, int]) -> float:
         """When the last member that has come so far came."""
         assert self._own is not None
-        meeting, groups = self._own.begun[key]
+        meeting, groups = self._own.meetings[key]
         return float(meeting.last_arrival[groups[self._place]])
 
     def _move_own(self, own: Cohort) -> None:
@@ -186,7 +186,7 @@ class Replay:
 
     def settle(self) -> None:
         """Everybody else moves on until they wait for what nobody has begun, one step ahead at most."""
-        others = [one for one in self.cohorts if one is not self._own]
+        others = [other for other in self.cohorts if other is not self._own]
         ahead = self._own.step + 1 if self._own is not None else None
         moved = True
         while moved:
@@ -203,12 +203,12 @@ class Replay:
         """
         assert self._own is None
         moved = True
-        while moved and any(one.step < steps for one in self.cohorts):
+        while moved and any(cohort.step < steps for cohort in self.cohorts):
             moved = False
             for cohort in self.cohorts:
                 while cohort.step < steps and self._step(cohort):
                     moved = True
-        stuck = [one for one in self.cohorts if one.step < steps]
+        stuck = [cohort for cohort in self.cohorts if cohort.step < steps]
         if stuck:
             raise UserError("the replay of the job hangs: " + "; ".join(map(_waiting_for, stuck[:2])))
 
@@ -223,9 +223,9 @@ class Replay:
         if event.waits and cohort.real:
             self._compute(cohort)  # what it waited for is in when it comes to the next
         elif event.waits:
-            found = cohort.begun.get((cohort.step - event.steps_ago, event.call))
-            if found is not None:
-                meeting, groups = found
+            entry = cohort.meetings.get((cohort.step - event.steps_ago, event.call))
+            if entry is not None:
+                meeting, groups = entry
                 finish = meeting.finish[groups]
                 if np.isnan(finish).any():
                     return False
@@ -233,8 +233,8 @@ class Replay:
                 finish = np.maximum(finish, cohort.clock + self._left_of(cohort, meeting))
                 for place, watcher in cohort.watchers.items():
                     if finish[place] > cohort.clock[place]:
-                        begun, call = float(cohort.clock[place]), cohort.program.calls[event.call]
-                        watcher.append(Watched("wait", cohort.step, begun, float(finish[place]), call))
+                        since, call = float(cohort.clock[place]), cohort.program.calls[event.call]
+                        watcher.append(Watched("wait", cohort.step, since, float(finish[place]), call))
                 np.maximum(cohort.clock, finish, out=cohort.clock)
             else:
                 self._compute(cohort)  # of a step before the first
@@ -267,28 +267,28 @@ class Replay:
         before = {place: float(cohort.clock[place]) for place in cohort.watchers}
         cohort.clock += cohort.program.seconds[cohort.sample, cohort.at] * cohort.factor
 
-        for one in cohort.underway:
-            share_processor(one, cohort.clock)
+        for underway in cohort.underway:
+            share_processor(underway, cohort.clock)
         for place, watcher in cohort.watchers.items():
             watcher.append(Watched("compute", cohort.step, before[place], float(cohort.clock[place])))
 
     def _left_of(self, cohort: Cohort, meeting: Meeting) -> Times | float:
         """What a communication still needs of the processor when its host waits for it: it goes on alone."""
-        found = next((underway for underway in cohort.underway if underway.meeting is meeting), None)
-        if found is None:
+        own = next((underway for underway in cohort.underway if underway.meeting is meeting), None)
+        if own is None:
             return 0.0
-        cohort.underway.remove(found)
-        return found.left
+        cohort.underway.remove(own)
+        return own.left
 
     def _begin(self, cohort: Cohort, event: Event, call: Communication) -> None:
         channel, of, groups = self._channel(cohort, call)
         # The ends of a message count for themselves; a group's collectives come one after another, whatever their kind.
         side = (channel, call.kind if call.is_message else "")
-        number = cohort.met[side] = cohort.met.get(side, -1) + 1
+        number = cohort.uses[side] = cohort.uses.get(side, -1) + 1
         meeting, _ = self._meetings.setdefault((channel, number), (Meeting(of), cohort.step))
         free_at = self._streams.setdefault(channel, idle(of))
         meeting.arrive(groups, cohort.clock, self.seconds_of(call), free_at, self.queued(call))
-        cohort.begun[cohort.step, event.call] = (meeting, groups)
+        cohort.meetings[cohort.step, event.call] = (meeting, groups)
         if self.takes is not None and (seconds := self.takes(call)) > 0.0:
             nothing = np.zeros(len(cohort.ranks))
             cohort.underway.append(Underway(meeting, groups, nothing + seconds, nothing - np.inf))
@@ -301,8 +301,8 @@ class Replay:
         cohort.step_ends.append(cohort.clock.copy())
         cohort.underway = [underway for underway in cohort.underway if (underway.left > 0.0).any()]
         del cohort.step_ends[:-64]
-        for key in [key for key in cohort.begun if key[0] < cohort.step]:
-            del cohort.begun[key]
+        for key in [key for key in cohort.meetings if key[0] < cohort.step]:
+            del cohort.meetings[key]
         cohort.step += 1
         self._forget()
         cohort.at = cohort.begins = 0
@@ -336,7 +336,7 @@ class Replay:
         if channel is None:
             shape = box_of(call.members) or call.members
             alike = sorted(
-                {one.group for one in cohort.program.calls if (box_of(one.members) or one.members) == shape},
+                {other.group for other in cohort.program.calls if (box_of(other.members) or other.members) == shape},
                 key=lambda group: (len(group), group),  # torch counts them up
             )
             place = alike.index(call.group) if call.group in alike else call.group
@@ -344,13 +344,13 @@ class Replay:
         return channel
 
 
-def share_processor(one: Underway, clock: Times) -> None:
+def share_processor(underway: Underway, clock: Times) -> None:
     """Half of the time since it started is its own: computing that took `clock` alone takes so much longer."""
-    since = np.maximum(one.meeting.start[one.groups], one.since)
-    overlap = np.nan_to_num(np.clip(clock - since, 0.0, one.left), nan=0.0)
-    one.left = one.left - overlap
+    since = np.maximum(underway.meeting.start[underway.groups], underway.since)
+    overlap = np.nan_to_num(np.clip(clock - since, 0.0, underway.left), nan=0.0)
+    underway.left = underway.left - overlap
     clock += overlap
-    one.since = clock.copy()
+    underway.since = clock.copy()
 
 
 def _parts(program: HostProgram, ranks: Ranks, world_size: int) -> list[Ranks]:

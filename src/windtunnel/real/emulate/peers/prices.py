@@ -20,7 +20,7 @@ KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv"
 def seconds_on(cluster: Cluster, *, queued: bool = False) -> Callable[[Communication], float]:
     """Prices on this cluster, ranks laid on it in order; `queued`: the one before in the same group has just ended."""
     groups: dict[tuple[int, ...], Group] = {}
-    known: dict[tuple[str, int, Group], float] = {}
+    seconds_by_key: dict[tuple[str, int, Group], float] = {}
 
     def seconds(call: Communication) -> float:
         members = tuple(sorted({call.members[call.position], call.peer})) if call.is_message else call.members
@@ -28,16 +28,16 @@ def seconds_on(cluster: Cluster, *, queued: bool = False) -> Callable[[Communica
         if group is None:
             group = groups[members] = group_on(members, cluster.scale_up_domain)
         key = (call.kind, _bytes(call), group)
-        found = known.get(key)
-        if found is None:
+        price = seconds_by_key.get(key)
+        if price is None:
             kind, size = KIND.get(call.kind, call.kind), float(key[1])
             measured = in_a_step(kind, size, group.size, cluster)
             if measured is None:
-                found = collective(kind, size, group, cluster).seconds
+                price = collective(kind, size, group, cluster).seconds
             else:
-                found = measured.queued if queued else measured.waited
-            known[key] = found
-        return found
+                price = measured.queued if queued else measured.waited
+            seconds_by_key[key] = price
+        return price
 
     return seconds
 
@@ -45,14 +45,14 @@ def seconds_on(cluster: Cluster, *, queued: bool = False) -> Callable[[Communica
 def seconds_beside_on(cluster: Cluster) -> Callable[[Communication], float]:
     """Seconds by which a communication delays what its ranks compute beside it; nothing where that was not measured."""
 
-    known: dict[tuple[str, int, int], float] = {}
+    seconds_by_key: dict[tuple[str, int, int], float] = {}
 
     def seconds(call: Communication) -> float:
         key = (call.kind, _bytes(call), 2 if call.is_message else len(call.members))
-        if key not in known:
+        if key not in seconds_by_key:
             measured = in_a_step(KIND.get(call.kind, call.kind), float(key[1]), key[2], cluster)
-            known[key] = measured.beside if measured else 0.0
-        return known[key]
+            seconds_by_key[key] = measured.beside if measured else 0.0
+        return seconds_by_key[key]
 
     return seconds
 

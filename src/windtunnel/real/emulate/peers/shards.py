@@ -95,8 +95,8 @@ class TiedShards:
         n = len(rows)
         if total.nbytes * n > WHOLE:
             places = [part for first, last in runs for part in range(first, last)]
-            taken = min(len(places), MOST - 1)
-            runs = [((at := places[(turn * taken + step) % len(places)]), at + 1) for step in range(taken)]
+            count = min(len(places), MOST - 1)
+            runs = [((at := places[(turn * count + step) % len(places)]), at + 1) for step in range(count)]
         for begin, end, width in _blocks(total.numel()):
             at_once = max(1, TEMPORARY // ((end - begin) * total.element_size()))
             for first, last in runs:
@@ -136,8 +136,8 @@ class TiedShards:
             if rows[place].data_ptr() != total.data_ptr():
                 total.copy_(rows[place])
             self._turn += 1
-            taken = self.collect(rows, total, [(0, place), (place + 1, n)], self._turn)
-            total.mul_(1.0 / math.sqrt(taken))
+            count = self.collect(rows, total, [(0, place), (place + 1, n)], self._turn)
+            total.mul_(1.0 / math.sqrt(count))
             reduce_equals(out, exchange.call.reduce_op, n, exchange.factor)
         return True
 
@@ -161,5 +161,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _blocks(count: int) -> list[tuple[int, int, int]]:
     """(begin, end, width): whole periods, then the rest."""
     whole = count // PERIOD * PERIOD
-    found = [(0, whole, PERIOD)] if whole else []
-    return [*found, (whole, count, count - whole)] if count > whole else found
+    blocks = [(0, whole, PERIOD)] if whole else []
+    return [*blocks, (whole, count, count - whole)] if count > whole else blocks

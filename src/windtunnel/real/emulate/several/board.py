@@ -32,9 +32,9 @@ class Board:
     """The files of all real ranks, as one of them sees them."""
 
     def __init__(self, folder: Path, rank: int, ranks: Sequence[int]) -> None:
-        self.rank, self.others = rank, tuple(one for one in ranks if one != rank)
+        self.rank, self.others = rank, tuple(other for other in ranks if other != rank)
         self._mine = _Page(folder, rank, writes=True)
-        self._theirs = {one: _Page(folder, one, writes=False) for one in self.others}
+        self._theirs = {other: _Page(folder, other, writes=False) for other in self.others}
         self._counts: dict[tuple[object, ...], int] = {}
         self._group_numbers: dict[tuple[int, ...], list[str]] = {}
 

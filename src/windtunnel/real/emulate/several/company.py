@@ -64,9 +64,9 @@ class Company:
 
     def arrival_s(self, rank: int, step: int, place: int, call: Communication) -> float | None:
         """When a real rank came to a communication; NaN where it does something else than its program says."""
-        found = self.board.at(rank, self.first_step + step, place)
-        if found is not None:
-            return found[0] if found[1] == tag_of(call) else _NAN
+        arrival = self.board.at(rank, self.first_step + step, place)
+        if arrival is not None:
+            return arrival[0] if arrival[1] == tag_of(call) else _NAN
         return _NAN if self.board.has_ended(rank, self.first_step + step) else None
 
     def has_ended_step(self, rank: int, step: int) -> bool:
@@ -83,9 +83,9 @@ class Company:
     def latest(self, ident: int, ranks: Sequence[int]) -> float | None:
         """When the last of these came to a communication; None: not all did."""
         times = [self.board.peer_arrival_s(rank, ident) for rank in ranks]
-        known = [at for rank, at in zip(ranks, times, strict=True) if at is not None]
+        arrivals = [at for rank, at in zip(ranks, times, strict=True) if at is not None]
         missing = [rank for rank, at in zip(ranks, times, strict=True) if at is None and not self.board.is_done(rank)]
-        return None if missing else max(known, default=float("-inf"))
+        return None if missing else max(arrivals, default=float("-inf"))
 
     def keep(self, program: HostProgram) -> None:
         """Let the others know this rank's typical step."""
@@ -96,32 +96,32 @@ class Company:
 
     def classes(self, own: HostProgram) -> Classes | None:
         """Who runs what; None while a real rank's step is not known."""
-        known = {self.rank: own}
+        programs = {self.rank: own}
         for rank in self.ranks:
             program = self._program(rank)
             if program is not None:
-                known[rank] = program
-        self.lacks = [rank for rank in self.ranks if rank not in known]
+                programs[rank] = program
+        self.lacks = [rank for rank in self.ranks if rank not in programs]
         if self.lacks:
             return None
-        kinds = self._kinds(known)
+        kinds = self._kinds(programs)
         classes: Classes = []
-        taken = np.zeros(self.world_size, dtype=bool)
+        has_class = np.zeros(self.world_size, dtype=bool)
         for kind in sorted(set(kinds.values())):
-            alike = [rank for rank in sorted(known) if kinds[rank] == kind]
-            of_kind = [rank for rank in self._ranks_of(kind, alike, kinds, known) if rank not in known]
-            taken[of_kind] = True
+            alike = [rank for rank in sorted(programs) if kinds[rank] == kind]
+            of_kind = [rank for rank in self._ranks_of(kind, alike, kinds, programs) if rank not in programs]
+            has_class[of_kind] = True
             cuts = [len(of_kind) * at // len(alike) for at in range(len(alike) + 1)]
             for number, rank in enumerate(alike):
-                classes.append((known[rank], sorted((rank, *of_kind[cuts[number] : cuts[number + 1]]))))
-        taken[list(known)] = True
+                classes.append((programs[rank], sorted((rank, *of_kind[cuts[number] : cuts[number + 1]]))))
+        has_class[list(programs)] = True
         if self._captured is not None:
             for program, ranks in self._captured(own):
-                left = [rank for rank in ranks if not taken[rank]]
-                taken[left] = True
+                left = [rank for rank in ranks if not has_class[rank]]
+                has_class[left] = True
                 if left:
                     classes.append((program, left))
-        rest = np.flatnonzero(~taken).tolist()
+        rest = np.flatnonzero(~has_class).tolist()
         self.not_alike = len(rest)
         if rest:
             classes.append((own, rest))
@@ -142,18 +142,18 @@ class Company:
         return kinds
 
     def _ranks_of(
-        self, kind: int, alike: Sequence[int], kinds: Mapping[int, int], known: Mapping[int, HostProgram]
+        self, kind: int, alike: Sequence[int], kinds: Mapping[int, int], programs: Mapping[int, HostProgram]
     ) -> list[int]:
         if self._class_of is not None:
             return [rank for rank in range(self.world_size) if self._class_of[rank] == kind]
         if len(set(kinds.values())) == 1:
             return list(range(self.world_size))
-        groups = {call.members for program in known.values() for call in program.calls if call.is_message}
+        groups = {call.members for program in programs.values() for call in program.calls if call.is_message}
         keys = np.zeros((self.world_size, 0), dtype=np.int64)
         for shape in sorted({tuple(places(roster(members, self.world_size))[1].tolist()) for members in groups}):
             keys = np.column_stack([keys, np.array(shape, dtype=np.int64)])
         wanted = {tuple(keys[rank]) for rank in alike}
-        elsewhere = {tuple(keys[rank]) for rank in known if rank not in alike}
+        elsewhere = {tuple(keys[rank]) for rank in programs if rank not in alike}
         if not keys.shape[1] or wanted & elsewhere:
             return list(alike)
         return [rank for rank in range(self.world_size) if tuple(keys[rank]) in wanted]

@@ -90,48 +90,48 @@ class RealData:
     # ------------------------------------------------------------------------------------------------- reductions
 
     def _all_reduce(self, exchange: Exchange, among: Among) -> Begun:
-        made = [_Reduction(tensor, exchange, among) for tensor in exchange.outputs]
-        return [among.all_reduce(reduction.given, reduction.op) for reduction in made], lambda: _end(made)
+        reductions = [_Reduction(tensor, exchange, among) for tensor in exchange.outputs]
+        return [among.all_reduce(reduction.given, reduction.op) for reduction in reductions], lambda: _end(reductions)
 
     def _reduce(self, exchange: Exchange, among: Among) -> Begun:
         root = among.number_of(exchange.call.members.index(exchange.call.peer))
         if root is None:
             return [], None  # others' tensors are left as they are
         mine = root == among.me
-        made = [_Reduction(output if mine else output.clone(), exchange, among) for output in exchange.outputs]
-        works = [among.reduce(reduction.given, root, reduction.op) for reduction in made]
-        return works, (lambda: _end(made)) if mine else None
+        reductions = [_Reduction(output if mine else output.clone(), exchange, among) for output in exchange.outputs]
+        works = [among.reduce(reduction.given, root, reduction.op) for reduction in reductions]
+        return works, (lambda: _end(reductions)) if mine else None
 
     def _reduce_scatter(self, exchange: Exchange, among: Among) -> Begun:
         call, size, proxies = exchange.call, exchange.size, among.proxies
         each = len(exchange.inputs) // len(exchange.outputs)
         tied = self._tied.shares(exchange)
-        works, kept = [], []
+        works, reductions = [], []
         for at, output in enumerate(exchange.outputs):
             rows = exchange.inputs[at].reshape(size, -1) if each == 1 and size > 1 else None
             for number, place in enumerate(proxies.real):
                 own = rows[place] if rows is not None else exchange.inputs[at * each + (place if each > 1 else 0)]
-                mine, taken = number == among.me and output.is_contiguous(), 1
+                mine, summed = number == among.me and output.is_contiguous(), 1
                 part = (
                     output.view(own.shape) if mine else own.clone()
                 )  # what the others get is needed until they have it
                 if mine and part.data_ptr() != own.data_ptr():
                     part.copy_(own)
                 if tied:
-                    taken = self._tied.collect(rows, part, proxies.runs[number], call.sequence)
-                one = _Reduction(part, exchange, among)
-                works.append(among.reduce(one.given, number, one.op))
-                kept.append((one, taken, output if number == among.me else None))
+                    summed = self._tied.collect(rows, part, proxies.runs[number], call.sequence)
+                reduction = _Reduction(part, exchange, among)
+                works.append(among.reduce(reduction.given, number, reduction.op))
+                reductions.append((reduction, summed, output if number == among.me else None))
 
         def finish() -> None:
-            for reduction, number, output in kept:
+            for reduction, number, output in reductions:
                 if output is not None:
                     reduction.end()
                     if number > 1:
                         reduction.tensor.mul_(1.0 / math.sqrt(number))
                     if reduction.tensor.data_ptr() != output.data_ptr():
                         output.copy_(reduction.tensor.reshape(output.shape))
-            kept.clear()
+            reductions.clear()
 
         return works, finish
 
@@ -260,13 +260,13 @@ def _end(reductions: Sequence[_Reduction]) -> None:
 def _parts(exchange: Exchange) -> list[tuple[torch.Tensor, Parts]]:
     """Each input of a gather with its outputs by place: rows of one tensor, or a tensor each."""
     each = len(exchange.outputs) // len(exchange.inputs)
-    found: list[tuple[torch.Tensor, Parts]] = []
+    parts_of_inputs: list[tuple[torch.Tensor, Parts]] = []
     for number, own in enumerate(exchange.inputs):
         parts: Parts = list(exchange.outputs[number * each : (number + 1) * each])
         if each == 1 and exchange.size > 1:
             parts = parts[0].view(exchange.size, -1)
-        found.append((own, parts))
-    return found
+        parts_of_inputs.append((own, parts))
+    return parts_of_inputs
 
 
 def _split(tensor: torch.Tensor, rows: Sequence[int], size: int) -> list[torch.Tensor]:

@@ -86,13 +86,13 @@ class Among:
         """Gather the parts of all on one of them."""
         options = _options("Gather", rootRank=to)
         ask, mine = self.backend((own,)).gather, self.me == to
-        return Lent(lambda one, *rest: ask([list(rest)] if mine else [], [one], options), own, *parts)
+        return Lent(lambda tensor, *rest: ask([list(rest)] if mine else [], [tensor], options), own, *parts)
 
     def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], source: int) -> Lent:
         """Scatter parts from one of them."""
         options = _options("Scatter", rootRank=source)
         ask, mine = self.backend((own,)).scatter, self.me == source
-        return Lent(lambda one, *rest: ask([one], [list(rest)] if mine else [], options), own, *parts)
+        return Lent(lambda tensor, *rest: ask([tensor], [list(rest)] if mine else [], options), own, *parts)
 
     def barrier(self) -> dist.Work:
         """Barrier: moves no data."""

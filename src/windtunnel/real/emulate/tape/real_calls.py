@@ -51,7 +51,7 @@ def issued(
     values = (*args, *(argument.default_value for argument in schema.arguments[len(args) :]))
     options: Any = getattr(compat.c10d(), options_class)() if options_class else None
     data = []
-    for argument, value in zip((one.name for one in schema.arguments), values, strict=True):
+    for argument, value in zip((argument.name for argument in schema.arguments), values, strict=True):
         if argument == "timeout":
             if value >= 0:
                 options.timeout = timedelta(milliseconds=value)

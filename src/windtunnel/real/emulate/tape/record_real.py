@@ -88,14 +88,14 @@ class Recording:
                 key = self._numbering.key(exchange.call, exchange.outputs) if exchange is not None else ()
             if exchange is not None and self._heard is not None:
                 self._heard(exchange.call)
-            made = None if exchange is None else issued(name, backend_of(group, device.lower()), args)
-            if made is None:  # an op that no method of a backend answers
+            work_and_outputs = None if exchange is None else issued(name, backend_of(group, device.lower()), args)
+            if work_and_outputs is None:  # an op that no method of a backend answers
                 result = original.call_boxed(keyset, *args)
                 parts = result if isinstance(result, tuple) else (result,)
                 if not isinstance(parts[-1], torch.ScriptObject):
                     return result
-                made = (dist.Work.unbox(parts[-1]), parts[0] if len(parts) == 2 else None)
-            work, outputs = made
+                work_and_outputs = (dist.Work.unbox(parts[-1]), parts[0] if len(parts) == 2 else None)
+            work, outputs = work_and_outputs
             if self._tape is not None and exchange is not None and exchange.call.kind not in ("send", "barrier"):
                 work = KeptWork(work, exchange.outputs, self, key)
                 self._works.add(work)

@@ -142,15 +142,15 @@ class Tape:
 def player(tape: Tape, behind: Callable[[str], None]) -> Callable[[Exchange], bool]:
     """Fills an exchange from the tape; `behind(text)` is told of the first communication that it does not have."""
     numbering = Numbering()
-    told: list[bool] = []
+    reports: list[bool] = []
 
     def play(exchange: Exchange) -> bool:
         if exchange.call.kind in ("send", "barrier"):
             return True
         place = tape.places.get(numbering.key(exchange.call, exchange.outputs))
         if place is None:
-            if not told:
-                told.append(True)
+            if not reports:
+                reports.append(True)
                 behind(_missing(tape, exchange))
             return False
         for (_, data), output in zip(tape.data(place), exchange.outputs, strict=True):

@@ -174,7 +174,7 @@ class _Run:
     server: ForkServer | None = None
     processes: dict[str, _Process] = field(default_factory=dict)
     left_groups: set[int] = field(default_factory=set)  # of processes that have ended: what they started ends too
-    told: Told = field(default_factory=Told)
+    outcome: Told = field(default_factory=Told)
     began: float = field(default_factory=time.time)
     struck_at: float | None = None
     broken: tuple[int, float] | None = None  # a generation whose group came apart, and since when
@@ -224,29 +224,29 @@ class _Run:
                 watching(pids, members, tuple(self.membership.warm))
             time.sleep(POLL_S)
         self._look_for_first_steps()  # a short job has ended before they were seen
-        return self.told
+        return self.outcome
 
     def let_end(self) -> None:
         """Wait for the script to end after the last step, and see how. Nobody waits for standbys."""
-        if self.told.status:
+        if self.outcome.status:
             return
-        self.told.not_replaced = list(self.to_replace)
+        self.outcome.not_replaced = list(self.to_replace)
         idle = (*self.membership.warm, *self.membership.starting)
         played = {name: process.popen for name, process in self.processes.items() if name not in idle}
         deadline = time.time() + self.end_s
         while (running := [name for name, popen in played.items() if popen.poll() is None]) and time.time() < deadline:
             time.sleep(POLL_S)
         if running:
-            self.told.status = 1
+            self.outcome.status = 1
             limit = f"{self.end_s:g} s after the last step: --end-timeout gives it longer"
-            self.told.reason = f"the script still ran in {', '.join(running)} {limit}"
+            self.outcome.reason = f"the script still ran in {', '.join(running)} {limit}"
             return
         for name, popen in played.items():
             status = popen.poll() or 0
-            if status and not self.told.status:
-                self.told.status = status if status > 0 else 128 - status
+            if status and not self.outcome.status:
+                self.outcome.status = status if status > 0 else 128 - status
                 how = f"with exit status {status}" if status > 0 else f"by signal {-status}"
-                self.told.reason = f"process {name} ended {how} after the last step"
+                self.outcome.reason = f"process {name} ended {how} after the last step"
 
     def end_all(self) -> None:
         """Kill what is there, and wait for it. The server first: then no process comes any more."""
@@ -281,9 +281,9 @@ class _Run:
     def _look_at_server(self) -> None:
         status = self.server.look() if self.server is not None else 0
         if status and not self.over:
-            self.told.status, self.over = status, True
+            self.outcome.status, self.over = status, True
             remedy = "leave the module out of --preload" if status == REFUSED else "--afresh does without it"
-            self.told.reason = f"the fork server ended with exit status {status}: {remedy}"
+            self.outcome.reason = f"the fork server ended with exit status {status}: {remedy}"
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -302,7 +302,7 @@ class _Run:
                 case Finish():
                     self.over = True
                 case Abandon(reason):
-                    self.told.status, self.told.reason, self.over = 1, reason, True
+                    self.outcome.status, self.outcome.reason, self.over = 1, reason, True
 
     def _start(self, name: str) -> None:
         place = Place(
@@ -312,7 +312,7 @@ class _Run:
         if self.hosts:
             host = min((host for host in self.hosts if host.alive()), key=lambda host: len(host.names), default=None)
             if host is None:
-                self.told.status, self.told.reason, self.over = 1, "no host is left", True
+                self.outcome.status, self.outcome.reason, self.over = 1, "no host is left", True
                 return
             popen = Remote(host, name, place.environment())
             self.membership.host_of[name] = host.number
@@ -344,12 +344,12 @@ class _Run:
             if replacement.planned:
                 self._perform(self.membership.on_swap())
                 replacement.downtime_s = float(self.store.get(f"swapped/{replacement.generation}").decode())
-            elif replacement.generation == 0 or self.told.start_s is None:
-                self.told.start_s = when - self.began
+            elif replacement.generation == 0 or self.outcome.start_s is None:
+                self.outcome.start_s = when - self.began
             else:
                 replacement.downtime_s = when - began
             if replacement.generation:
-                self.told.replacements.append(replacement)
+                self.outcome.replacements.append(replacement)
             if replacement.generation == self.membership.generation:
                 self.struck_at = None
             self._perform(self.membership.progressed())
@@ -384,8 +384,8 @@ class _Run:
                 return
             needed = name in self.membership.members or name in (*self.membership.warm, *self.membership.starting)
             if status > 0:
-                self.told.status, self.over = status, True
-                self.told.reason = f"process {name} ended with exit status {status}"
+                self.outcome.status, self.over = status, True
+                self.outcome.reason = f"process {name} ended with exit status {status}"
                 return
             if status == 0 and name in self.membership.members and self.membership.preparing:
                 needed = False

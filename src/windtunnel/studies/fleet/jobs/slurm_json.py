@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from windtunnel.studies.fleet.jobs.slurm_records import Row, settled
+from windtunnel.studies.fleet.jobs.slurm_records import Row, as_sacct
 
 Object = Mapping[str, object]
 TIMES = {"submission": "Submit", "eligible": "Eligible", "start": "Start", "end": "End"}
@@ -68,7 +68,7 @@ def _queued(job: Object, now_s: int | None) -> Row:
         "End": _text(_number(job.get("end_time")) or None),
         "ElapsedRaw": str(now_s - start) if now_s and start and now_s >= start else "",
     }  # fmt: skip
-    return settled(row, _text(job.get("tres_per_node")))
+    return as_sacct(row, _text(job.get("tres_per_node")))
 
 
 def _common(job: Object) -> Row:

@@ -71,7 +71,7 @@ def _of_record(fields: dict[str, str]) -> Row:
         job = f"{fields['HetJobId']}+{fields['HetJobOffset']}"
     if "RunTime" not in fields and row.get("Timelimit", "").isdigit():  # of the completion log, in minutes
         row["TimelimitRaw"] = row.pop("Timelimit")
-    return settled(
+    return as_sacct(
         {**row, "JobID": job, "User": fields.get("UserId", "").partition("(")[0]}, fields.get("TresPerNode", "")
     )
 
@@ -84,10 +84,10 @@ def of_squeue(path: Path, row: Row) -> Row:
     for name in ("Elapsed", "Timelimit"):
         if re.fullmatch(r"\d+:\d\d", cells.get(name, "")):
             cells[name] = f"0:{cells[name]}"  # squeue leaves the hours out
-    return settled(cells, row.get("TRES_PER_NODE", row.get("GRES", "")))
+    return as_sacct(cells, row.get("TRES_PER_NODE", row.get("GRES", "")))
 
 
-def settled(row: Row, per_node: str) -> Row:
+def as_sacct(row: Row, per_node: str) -> Row:
     """As sacct has it: nodes that boot are held, a job that completes has ended, what is only expected is left out."""
     state = row["State"] = CODES.get(row.get("State", ""), row.get("State", ""))
     if state in BEFORE_START:

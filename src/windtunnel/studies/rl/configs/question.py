@@ -79,7 +79,7 @@ def _below(place: Path, settings: Settings) -> Settings:
 def _framework(settings: Settings) -> str | None:
     """Whose settings these are."""
     names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-    return next((name for name in names if any(_known(word, settings) for word in _table(name)["known_by"])), None)
+    return next((name for name in names if any(_is_there(word, settings) for word in _table(name)["known_by"])), None)
 
 
 @lru_cache(maxsize=16)
@@ -87,11 +87,11 @@ def _table(name: str) -> dict[str, Any]:
     return own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def _known(word: str, settings: Settings) -> bool:
+def _is_there(word: str, settings: Settings) -> bool:
     """Whether all of `a+b` are there; a name that ends with a dot is the beginning of one."""
     return all(
-        any(key.startswith(one) for key in settings) if one.endswith(".") else one in settings
-        for one in word.split("+")
+        any(key.startswith(part) for key in settings) if part.endswith(".") else part in settings
+        for part in word.split("+")
     )
 
 
@@ -109,12 +109,12 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
     pools = data.get("generate"), data.get("train")
     if gpus is None and isinstance(pools[0], int) and isinstance(pools[1], int):
         gpus = pools[0] + pools[1]
-    found = catalogued(model)
-    if found:
-        data["model"] = found
+    catalogue_name = catalogued(model)
+    if catalogue_name:
+        data["model"] = catalogue_name
     harmless = re.compile(re.sub(r"\s+", "", table["harmless"]))
-    said = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
-    unknown = tuple(key for key in said if not harmless.match(key))
+    keys = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
+    unknown = tuple(key for key in keys if not harmless.match(key))
     critic = next(
         (key for key, words in table.get("critic", {}).items() if settings.get(key, words[0]) in words[1:]), None
     )
@@ -188,8 +188,8 @@ def _factor(name: str | int, settings: Settings) -> object:
     if isinstance(name, int):
         return name
     key, _, default = name.partition("=")
-    found = settings.get(key)
-    return value_of(default) if found is None and default else found
+    setting = settings.get(key)
+    return value_of(default) if setting is None and default else setting
 
 
 def _devices(name: str, value: object) -> list[int] | None:

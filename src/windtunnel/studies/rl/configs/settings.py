@@ -53,8 +53,8 @@ def read_settings(path: Path, depth: int = 0) -> Settings:
 
 def referred(path: Path) -> Settings:
     """Settings of the script or file that a script names, where it is there; none else. Raises InputFileError."""
-    for named in REFERRED.findall(read_text(path, REMEDY)):
-        tail = Path(re.sub(r"^(\$\{?\w+\}?/)+", "", named))
+    for reference in REFERRED.findall(read_text(path, REMEDY)):
+        tail = Path(re.sub(r"^(\$\{?\w+\}?/)+", "", reference))
         above = [path.parent, *path.parent.parents][:ABOVE_MOST]
         place = next((folder / tail for folder in above if (folder / tail).is_file()), None)
         if place is not None and not tail.is_absolute() and place.resolve() != path.resolve():
@@ -63,20 +63,20 @@ def referred(path: Path) -> Settings:
 
 
 def _defaults(data: Mapping[str, object]) -> list[str]:
-    given = data.get("defaults")
-    listed = given if isinstance(given, list) else [given]
-    return [one.removesuffix("@_here_") for one in listed if isinstance(one, str) and one != "_self_"]
+    defaults = data.get("defaults")
+    listed = defaults if isinstance(defaults, list) else [defaults]
+    return [default.removesuffix("@_here_") for default in listed if isinstance(default, str) and default != "_self_"]
 
 
 def _flat(data: Mapping[str, object], prefix: str = "") -> Settings:
-    found: Settings = {}
+    flat: Settings = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            found |= _flat(value, f"{name}.")
+            flat |= _flat(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def _resolved(value: object, settings: Settings, depth: int = 0) -> object:
@@ -94,13 +94,13 @@ def _resolved(value: object, settings: Settings, depth: int = 0) -> object:
 def _reference(text: str, settings: Settings, depth: int) -> object:
     kind, colon, rest = text.partition(":")
     if not colon:
-        found = settings.get(text, f"<{text}>")
-        return _resolved(found, settings, depth + 1)
+        value = settings.get(text, f"<{text}>")
+        return _resolved(value, settings, depth + 1)
     if kind in ("oc.env", "env"):
         return value_of(rest.partition(",")[2].strip())
     if kind in ("mul", "div", "add", "sub", "max", "min"):
         several = [_resolved(value_of(word.strip()), settings, depth + 1) for word in rest.split(",")]
-        numbers = [one for one in several if isinstance(one, int | float)]
+        numbers = [operand for operand in several if isinstance(operand, int | float)]
         if len(numbers) == len(several) == 2:
             a, b = numbers
             done = {"mul": a * b, "add": a + b, "sub": a - b, "max": max(a, b), "min": min(a, b)}
@@ -114,7 +114,7 @@ def _reference(text: str, settings: Settings, depth: int) -> object:
 def _of_shell(script: str, path: Path) -> Settings:
     lines = _closed(script.replace("\\\r\n", " ").replace("\\\n", " ").splitlines())
     values: dict[str, str] = {}
-    found: Settings = {}
+    settings: Settings = {}
     words: list[str] = []
     for line in lines:
         line = line.strip()
@@ -134,15 +134,15 @@ def _of_shell(script: str, path: Path) -> Settings:
         setting = re.fullmatch(r"(?:\+{0,2}|~)([A-Za-z_][\w.-]*\.[\w.-]+)=(.*)", text, re.DOTALL)
         flag = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", text, re.DOTALL)
         if setting:
-            found[setting[1]] = value_of(setting[2])
+            settings[setting[1]] = value_of(setting[2])
         elif flag:
             after = words[place + 1] if place + 1 < len(words) else "--"
             alone = after.startswith("--") or "=" in after or after == ")"
             word = flag[2] if flag[2] is not None else "true" if alone else after
-            found[flag[1].replace("-", "_")] = value_of(word)
-    if not found:
+            settings[flag[1].replace("-", "_")] = value_of(word)
+    if not settings:
         raise InputFileError(path, "holds no setting", REMEDY)
-    return found
+    return settings
 
 
 def _words(line: str) -> list[str]:
@@ -182,8 +182,8 @@ def _spelled(text: str, values: Mapping[str, str]) -> str:
         text = re.sub(
             rf"\$\{{({NAME})(?::?[-=]([^${{}}]*))?\}}", lambda match: _value(match[1], match[2], values), text
         )
-        text = re.sub(rf"\$({NAME})", lambda one: values.get(one[1], f"<{one[1]}>"), text)
-        text = re.sub(r"\$\(\((.*?)\)\)(?!\))", lambda one: _sum(one[1], values), text)
+        text = re.sub(rf"\$({NAME})", lambda variable: values.get(variable[1], f"<{variable[1]}>"), text)
+        text = re.sub(r"\$\(\((.*?)\)\)(?!\))", lambda expression: _sum(expression[1], values), text)
         if text == before:
             break
     return text
