@@ -106,7 +106,7 @@ class Session:
     torch: ModuleType
     device: Device
     journal: Journal
-    found: Found
+    results: Found
     budget_s: float
     spent_before_s: float
     start_s: float  # time.monotonic() when the command started
@@ -122,13 +122,13 @@ class Session:
 
     def note(self, text: str) -> None:
         """Remember something that the reader of the file should know."""
-        if text not in self.found.notes:
-            self.found.notes.append(text)
+        if text not in self.results.notes:
+            self.results.notes.append(text)
             self.journal.append({"note": text})
 
     def value(self, group: str, name: str, value: float) -> None:
         """Keep one number of host, memory or overlap."""
-        self.found.values.setdefault(group, {})[name] = value
+        self.results.values.setdefault(group, {})[name] = value
         self.journal.append({"group": group, "name": name, "value": value, "spent_s": round(self.spent_s, 3)})
 
     def run(self) -> None:
@@ -146,12 +146,12 @@ class Session:
         effort = Effort(min(max(self.budget_s / 2400, 0.015), 0.3))
         progress = [Progress.start(curve, rates) for curve in curves(device.kind, device.dtypes, self.only)]
         for curve_progress in progress:
-            for shape, timing in self.found.points.get(curve_progress.curve, {}).items():
+            for shape, timing in self.results.points.get(curve_progress.curve, {}).items():
                 curve_progress.add(shape, timing.median_s)
-            for shape in self.found.refused.get(curve_progress.curve, []):
+            for shape in self.results.refused.get(curve_progress.curve, []):
                 curve_progress.add(shape, None)
         next_reference, again_s = 0.0, 0.0
-        spells: UnusualSpells[tuple[Progress, Shape]] = UnusualSpells.from_references(self.found.reference_s)
+        spells: UnusualSpells[tuple[Progress, Shape]] = UnusualSpells.from_references(self.results.reference_s)
         needed = [
             curve_progress
             for curve_progress in progress
@@ -221,11 +221,11 @@ class Session:
                 raise
             if self.device.kind == "cuda":
                 self.torch.cuda.empty_cache()
-            self.found.refused.setdefault(curve, []).append(shape)
+            self.results.refused.setdefault(curve, []).append(shape)
             self.journal.append({**record, "refused": True, "spent_s": round(self.spent_s, 3)})
             self.note(f"{curve.key} {curve.dtype} {list(shape)} did not fit in memory and was left out")
             return None
-        self.found.points.setdefault(curve, {})[shape] = timing
+        self.results.points.setdefault(curve, {})[shape] = timing
         times = {"median_s": timing.median_s, "p10_s": timing.p10_s, "p90_s": timing.p90_s}
         counts = {"n": timing.repetitions, "outliers": timing.outliers, "disturbed": timing.disturbed}
         self.journal.append({**record, **times, **counts, "spent_s": round(self.spent_s, 3)})
@@ -259,7 +259,7 @@ class Session:
                 self.value("host", "launch_compiled_s", seconds)
         if not on_cpu and self._lacks("host", "launch_graph_s"):
             self.value("host", "launch_graph_s", host_costs.graph_launch_s(torch, device.spec))
-        if not on_cpu and not self.found.values.get("overlap"):
+        if not on_cpu and not self.results.values.get("overlap"):
             cuda_extras.measure_extras(torch, device, self.value, self.note)
 
     def _uneven_pages(self, costs: Mapping[str, float]) -> None:
@@ -274,7 +274,7 @@ class Session:
                 return
 
     def _lacks(self, group: str, name: str) -> bool:
-        return name not in self.found.values.get(group, {})
+        return name not in self.results.values.get(group, {})
 
     def _probe(self, timer: Timer) -> Rates:
         """Rates to plan with: a square GEMM in each dtype and a copy."""
@@ -287,7 +287,7 @@ class Session:
         size = 32 << 20
         calls = build(torch, Curve("copy", "forward", "bytes"), (size,), self._pool("bytes"), 4)
         rate = 2.0 * size / measure(calls, timer, effort).median_s
-        return Rates(flops, rate, self.found.values.get("host", {}).get("launch_eager_s", 1e-6))
+        return Rates(flops, rate, self.results.values.get("host", {}).get("launch_eager_s", 1e-6))
 
     def _time_reference(self, timer: Timer) -> float:
         """Seconds of a small GEMM that is always the same: if it gets slower, the device did."""
@@ -295,20 +295,20 @@ class Session:
         pool = self._pool(self.device.dtypes[0])
         calls = build(self.torch, Curve("gemm", "forward", self.device.dtypes[0]), (side, side, side), pool, 4)
         seconds = measure(calls, timer, Effort(0.02)).median_s
-        self.found.reference_s.append(seconds)
+        self.results.reference_s.append(seconds)
         self.journal.append({"reference_s": seconds, "spent_s": round(self.spent_s, 3)})
         return seconds
 
     def _drift(self, unusual_points: int) -> None:
         """Say how steady the device was, and how many points and repetitions something else disturbed."""
-        reference = sorted(self.found.reference_s)
+        reference = sorted(self.results.reference_s)
         if len(reference) >= 3:
             middle = reference[len(reference) // 2]
             slow, fast = reference[-1] / middle - 1, 1 - reference[0] / middle
             text = f"a reference kernel, timed {len(reference)} times, stayed within -{fast:.0%} to +{slow:.0%}"
             throttled = "; the device was throttled or busy"
             self.note(text + (throttled if max(slow, fast) > _DRIFT else ""))
-        timings = [timing for points in self.found.points.values() for timing in points.values()]
+        timings = [timing for points in self.results.points.values() for timing in points.values()]
         if unusual_points:
             text = f"{unusual_points} of {len(timings)} points were measured while it was over"
             self.note(f"{text} {UNUSUAL:.0%} off its median: measure again on a quiet machine")

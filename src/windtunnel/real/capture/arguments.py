@@ -100,8 +100,8 @@ def split_words(words: Sequence[str], own_with_value: Collection[str], own_switc
                 own.append(words.pop(0))
             continue
         rest.append(word)
-        known = _torchrun_name(name)
-        if known in WITH_VALUE and not _value_inside(word) and words:
+        option = _torchrun_name(name)
+        if option in WITH_VALUE and not _value_inside(word) and words:
             rest.append(words.pop(0))
     return [*own, "--", *rest, *words]
 
@@ -161,13 +161,13 @@ def parse_ranks(text: str | None) -> tuple[int, ...]:
     """Ranks from `0,8,16-23`. Raises SpecError."""
     if text is None:
         return ()
-    found: list[int] = []
+    ranks: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
         if match is None:
             raise SpecError("--ranks", text, "give ranks with commas between them, e.g. 0,8,16-23")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return tuple(dict.fromkeys(found))
+        ranks += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(dict.fromkeys(ranks))
 
 
 def missing(name: str, remedy: str, after: Sequence[str]) -> SpecError:
@@ -246,7 +246,7 @@ def _torchrun_name(word: str) -> str | None:
         return None
     if name in names:
         return name
-    near = [known for known in names if known.startswith(name)]
+    near = [option for option in names if option.startswith(name)]
     return near[0] if len(near) == 1 else None
 
 
@@ -256,15 +256,15 @@ def _value_inside(word: str) -> bool:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Defaults that torchrun takes from PET_NNODES, PET_NPROC_PER_NODE, ..."""
-    found = {}
+    defaults = {}
     for name in WITH_VALUE:
         value = environ.get("PET_" + name.replace("-", "_").upper())
         if value is not None:
-            found[name] = value
+            defaults[name] = value
     for name in SWITCHES:
         if environ.get("PET_" + name.replace("-", "_").upper(), "0") == "1":
-            found[name] = ""
-    return found
+            defaults[name] = ""
+    return defaults
 
 
 def _whole(name: str, text: str, least: int = 1) -> int:

@@ -87,7 +87,7 @@ class Checks:
         raised = (
             self._workers.exception(rank) for rank, of in self._workers.outcomes.items() if of["status"] == "error"
         )
-        finding = error.finding or next((one for one in raised if one is not None), None)
+        finding = error.finding or next((finding for finding in raised if finding is not None), None)
         if finding is not None:
             self.findings.append(finding)
             self._refuse(str(error), error.details)
@@ -96,12 +96,14 @@ class Checks:
         """All calls of the ranks that were run, and what they read too early."""
         races: dict[tuple[str, str], Finding] = {}
         for outcome in self._workers.outcomes.values():
-            for one in outcome.get("races", ()):
-                found = Finding(**{**one, "ranks": tuple(one["ranks"])})
-                before = races.get((found.line, found.group))
-                ranks = (*before.ranks, *found.ranks) if before is not None else found.ranks
-                text = before.text if before is not None else found.text
-                races[found.line, found.group] = Finding(found.kind, ranks, found.group, found.line, text, CORRUPT)
+            for race in outcome.get("races", ()):
+                finding = Finding(**{**race, "ranks": tuple(race["ranks"])})
+                before = races.get((finding.line, finding.group))
+                ranks = (*before.ranks, *finding.ranks) if before is not None else finding.ranks
+                text = before.text if before is not None else finding.text
+                races[finding.line, finding.group] = Finding(
+                    finding.kind, ranks, finding.group, finding.line, text, CORRUPT
+                )
         self.findings += races.values()
         found_now = compare(self._logs(), self._launch.world_size)
         self.findings += self._uneven_loops()
@@ -116,7 +118,7 @@ class Checks:
             for name, line, head, length in outcome.get("loops", ()):
                 rounds.setdefault((name, line, head), {}).setdefault(length, []).append(rank)
         paths = {path for outcome in self._workers.outcomes.values() for path in outcome.get("files", {})}
-        found = []
+        findings = []
         for (name, line, head), ranks in rounds.items():
             if len(ranks) > 1 and not is_joined(sorted(paths)):
                 counts = ", ".join(
@@ -127,8 +129,8 @@ class Checks:
                     " unless something stops all of them before"
                 )
                 odd = min(ranks.values(), key=len)
-                found.append(Finding("rounds", tuple(odd), "world", f"{name}:{line}", text, UNEVEN))
-        return found
+                findings.append(Finding("rounds", tuple(odd), "world", f"{name}:{line}", text, UNEVEN))
+        return findings
 
     def compare_programs(self, document: Mapping[str, object], files: Mapping[int, Path], *, whole: bool) -> None:
         """The captured step of every class of ranks. `whole`: it is known of every rank whose class it is of."""
@@ -140,20 +142,20 @@ class Checks:
         if not whole:
             played = f"{len(self._workers.outcomes):,} of {self._launch.world_size:,} ranks"
             self._compared = f"{played} with each other; nothing is known of the others"
-            found = disagreement(book_of_some({rank: read_program(path) for rank, path in files.items()}))
+            finding = disagreement(book_of_some({rank: read_program(path) for rank, path in files.items()}))
         else:
             assert self._workers.folder is not None
             draft = self._workers.folder / "draft"
             publish(draft, document, files)
             job = load_job(draft)
-            found = disagreement(book_of(job))
-            if found is None:
-                found = deadlock(job)
-                if found is not None and self._device == "cpu" and deadlock(job, eager_sends=True) is None:
-                    found, late = None, found
-        if found is not None:
-            self.findings.insert(0, found)
-            self._refuse(f"the job could not run: {found.text}; compared were {self._compared}")
+            finding = disagreement(book_of(job))
+            if finding is None:
+                finding = deadlock(job)
+                if finding is not None and self._device == "cpu" and deadlock(job, eager_sends=True) is None:
+                    finding, late = None, finding
+        if finding is not None:
+            self.findings.insert(0, finding)
+            self._refuse(f"the job could not run: {finding.text}; compared were {self._compared}")
         if late is not None:
             self.notes.append(
                 f"on GPUs the job would hang: {late.text}; on CPUs it runs as long as gloo takes the messages at once"
@@ -169,14 +171,14 @@ class Checks:
         first, last = min(outcomes), max(outcomes)
         files = list(outcomes[first].get("files", {}))
         clocks = clocks_that_decide(files)
-        named = ranks_named(files, self._launch.world_size) if clocks else ()
-        tried: set[str] = set()
+        ranks_in_source = ranks_named(files, self._launch.world_size) if clocks else ()
+        earlier_reads: set[str] = set()
         for rank in sorted(outcomes):
             reads = set(outcomes[rank].get("own_reads", ()))
             is_other = rank == last and outcomes[last]["digest"] != outcomes[first]["digest"]
-            if rank == first or is_other or rank in named or reads - tried:
+            if rank == first or is_other or rank in ranks_in_source or reads - earlier_reads:
                 self._try_other_values(rank, clocks, task)
-                tried |= reads
+                earlier_reads |= reads
 
     def _try_other_values(self, rank: int, clocks: Sequence[tuple[str, int]], task: Mapping[str, object]) -> None:
         outcome, log = self._workers.outcomes[rank], self._log(str(rank))
@@ -194,10 +196,10 @@ class Checks:
             path, line = places[-1]
             where = f"{_short(path, outcome)}:{line}"
             group = log.groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
-            said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in (mine, its)]
+            words = [f"{entry.words()}{entry.at()}" if entry is not None else "no more" for entry in (mine, its)]
             text = (
-                f"what a rank reads at {where} {trial.source}, and decides what it calls: as it is, {said[0]};"
-                f" {trial.otherwise}, {said[1]}. {trial.remedy}"
+                f"what a rank reads at {where} {trial.source}, and decides what it calls: as it is, {words[0]};"
+                f" {trial.otherwise}, {words[1]}. {trial.remedy}"
             )
             ranks = tuple(range(min(self._launch.world_size, MOST_RANKS)))
             self.findings.insert(0, Finding(trial.kind, ranks, group, where, text))
@@ -222,8 +224,8 @@ class Checks:
         rank = min(self._workers.outcomes)
         outcome, log = self._workers.outcomes[rank], self._log(str(rank))
         files = outcome.get("files", {})
-        drawn = numbers_drawn(files)
-        places = sorted({*orders_taken(files), *drawn})
+        draws = numbers_drawn(files)
+        places = sorted({*orders_taken(files), *draws})
         if not places or log is None:
             return
         for seed in HASH_SEEDS if outcome["cpu_seconds"] < MOST_CPU_S else HASH_SEEDS[:1]:
@@ -235,7 +237,7 @@ class Checks:
                 mixed = None if pair else _mixed_by_order(self._workers, others, rank, log, places)
                 if pair is None and mixed is None:
                     continue
-                if not drawn:
+                if not draws:
                     with self._run_under(seed, rank, task) as again:
                         if not _alike(others, again, rank):
                             return
@@ -315,8 +317,8 @@ def _whole_log(workers: Workers, rank: int) -> CallLog | None:
 
 def _alike(workers: Workers, others: Workers, rank: int) -> bool:
     """Whether a rank did the same twice."""
-    one, other = (_whole_log(of, rank) for of in (workers, others))
-    if one is None or other is None or first_call_that_differs(one, other, ends=False) is not None:
+    log, other = (_whole_log(of, rank) for of in (workers, others))
+    if log is None or other is None or first_call_that_differs(log, other, ends=False) is not None:
         return False
     return bool(workers.outcomes[rank]["digests"][0] == others.outcomes[rank]["digests"][0])
 
@@ -331,13 +333,13 @@ def _short(path: str, outcome: Mapping[str, Any]) -> str:
     return str(files.get(path) or files.get(str(Path(path).resolve())) or path)
 
 
-def first_call_that_differs(one: CallLog, other: CallLog, *, ends: bool) -> _Pair | None:
+def first_call_that_differs(log: CallLog, other: CallLog, *, ends: bool) -> _Pair | None:
     """The first calls that differ between two logs; with `ends`, the other script was over where its log is."""
-    for mine, its in zip(one.entries, other.entries, strict=False):
-        if _identity(one, mine) != _identity(other, its):
+    for mine, its in zip(log.entries, other.entries, strict=False):
+        if _identity(log, mine) != _identity(other, its):
             return mine, its
-    if ends and len(other.entries) < len(one.entries):
-        return one.entries[len(other.entries)], None
+    if ends and len(other.entries) < len(log.entries):
+        return log.entries[len(other.entries)], None
     return None
 
 
@@ -349,10 +351,10 @@ def _parted_by_order(pair: _Pair, log: CallLog, places: Sequence[tuple[str, int]
     mine, its = pair
     call = mine or its
     assert call is not None
-    said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in pair]
+    words = [f"{entry.words()}{entry.at()}" if entry is not None else "no more" for entry in pair]
     where, cause = _orders_near(places, call.line)
     text = (
-        f"{cause}: as it is, the script calls {said[0]}; in a process of its own, {said[1]}."
+        f"{cause}: as it is, the script calls {words[0]}; in a process of its own, {words[1]}."
         " Ranks part there: sort or seed it first"
     )
     group = log.groups[call.group].text(world) if call.group >= 0 else "world"
@@ -364,10 +366,10 @@ def _mixed_by_order(
     workers: Workers, others: Workers, rank: int, log: CallLog, places: Sequence[tuple[str, int]]
 ) -> Finding | None:
     """Where all calls are alike, and the first op of a step that differs is one of them: it takes another tensor."""
-    one, other = workers.outcomes[rank]["digests"][0], others.outcomes[rank]["digests"][0]
-    if one == other:
+    digest, other = workers.outcomes[rank]["digests"][0], others.outcomes[rank]["digests"][0]
+    if digest == other:
         return None
-    mine, its = (_program(of, rank, key) for of, key in ((workers, one), (others, other)))
+    mine, its = (_program(of, rank, key) for of, key in ((workers, digest), (others, other)))
     difference = first_difference(mine, its)
     op = mine.ops[difference.op] if difference is not None and difference.op >= 0 else None
     if op is None or op.communication is None:

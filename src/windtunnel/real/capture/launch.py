@@ -73,14 +73,14 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
     """
     from windtunnel.studies.programs.folder import check_place, sweep_place
 
-    begun = time.monotonic()
+    start = time.monotonic()
     _check(launch, options)
     check_place(out)
     sweep_place(out)
     sweep()
     while True:
         try:
-            return _with_workers(launch, options, out, begun, report)
+            return _with_workers(launch, options, out, start, report)
         except ScriptError as error:  # the script knows no other way: what stands in for the package, then
             if not error.missing or error.missing in options.stand_ins:
                 raise
@@ -88,16 +88,16 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
 
 
 def _with_workers(
-    launch: Launch, options: Options, out: Path, begun: float, report: Report | None
+    launch: Launch, options: Options, out: Path, start: float, report: Report | None
 ) -> dict[str, object]:
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
     with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
         checks = Checks(launch, options.device, workers)
         try:
-            return _captured(launch, options, workers, checks, out, begun)
+            return _captured(launch, options, workers, checks, out, start)
         except ScriptError as error:
             if any(outcome.get("ended") for outcome in workers.outcomes.values()):  # do all end like this one?
-                few = range(launch.world_size) if launch.world_size <= FEW_RANKS else _named(launch, workers)
+                few = range(launch.world_size) if launch.world_size <= FEW_RANKS else _ranks_in_source(launch, workers)
                 others = options.ranks or few
                 workers.run_whatever_comes(others, task_of(launch, options))
             elif workers.outcomes and 0 not in workers.outcomes and not options.ranks:  # does the first raise too?
@@ -107,33 +107,35 @@ def _with_workers(
 
 
 def _captured(
-    launch: Launch, options: Options, workers: Workers, checks: Checks, out: Path, begun: float
+    launch: Launch, options: Options, workers: Workers, checks: Checks, out: Path, start: float
 ) -> dict[str, object]:
     task = task_of(launch, options)
     table: Table | None = None
     if options.ranks:
         workers.run(options.ranks, task, helpers_end=True)
-        kept = {rank: [rank] for rank in options.ranks}
+        classes = {rank: [rank] for rank in options.ranks}
         grid = _grid(launch, [workers.outcomes[rank] for rank in options.ranks])
         tables: dict[str, Any] = {"grid": {"sizes": list(grid.sizes), "names": list(grid.names)}}
         verified: list[int] = []
     elif options.representatives == "all":
         workers.run(range(launch.world_size), task)
-        kept, grid, tables = _from_all(launch, workers)
+        classes, grid, tables = _from_all(launch, workers)
         verified = list(range(launch.world_size))
     else:
         table, verified = _from_few(launch, options, workers, task)
         tables, grid = table_document(table), table.layout.grid
-        kept = {rank: [rank] for rank in table.counts()}
+        classes = {rank: [rank] for rank in table.counts()}
     if not options.ranks and not any(outcome["flops"] for outcome in workers.outcomes.values()):
         raise EmptyStepError(launch.line, f"step {options.steps} multiplies nothing (0 FLOPs) on any rank")
     checks.compare_calls()
-    counts = table.counts() if table else {rank: len(ranks) for rank, ranks in kept.items()}
+    counts = table.counts() if table else {rank: len(ranks) for rank, ranks in classes.items()}
     facts = {**_facts(launch, options, workers, verified), **tables}
-    facts["seconds"] = round(time.monotonic() - begun, 2)
-    period = Period(workers, sorted(kept))
+    facts["seconds"] = round(time.monotonic() - start, 2)
+    period = Period(workers, sorted(classes))
     parts = [
-        Part({**facts, "classes": [_class(grid, of[rank], counts[rank]) for rank in sorted(kept)]}, files, name, steps)
+        Part(
+            {**facts, "classes": [_class(grid, of[rank], counts[rank]) for rank in sorted(classes)]}, files, name, steps
+        )
         for name, steps, of, files in period.parts()
     ]
     main = parts[0]
@@ -165,27 +167,27 @@ def _from_few(
     def tails_of(rank: int) -> list[Tail]:
         return [(numbers_of(runs), places) for runs, places in workers.outcomes[rank]["tails"]]
 
-    known: list[int] = []
+    odd_ranks: list[int] = []
     few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
     count = few if options.verify is None else options.verify
     try:
         for turn in range(MOST_DRAWS):
-            table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
+            table = find_classes(layout, digests, odd_ranks, kind_of=kind_of, tails_of=tails_of)
             refined = _layout(launch, workers.outcomes)
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
-                table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
-            drawn = draw(layout, count, options.seed + turn, workers.outcomes)
-            digests([*drawn, *_named(launch, workers)])
+                table = find_classes(layout, digests, odd_ranks, kind_of=kind_of, tails_of=tails_of)
+            sample = draw(layout, count, options.seed + turn, workers.outcomes)
+            digests([*sample, *_ranks_in_source(launch, workers)])
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
             odd = _that_differs(table, workers)
             if odd is None:
-                return table, drawn
-            known.append(odd)
+                return table, sample
+            odd_ranks.append(odd)
     except NoClassesError as error:
         workers.run([error.one, error.other], task)
         raise _not_folded(launch, workers, layout.grid, error.one, error.other) from None
-    raise _not_folded(launch, workers, layout.grid, table.representative_of(known[-1]), known[-1])
+    raise _not_folded(launch, workers, layout.grid, table.representative_of(odd_ranks[-1]), odd_ranks[-1])
 
 
 def _not_run(launch: Launch, workers: Workers) -> list[str]:
@@ -193,7 +195,7 @@ def _not_run(launch: Launch, workers: Workers) -> list[str]:
     return [f"{left:,} of {launch.world_size:,} ranks were not run"] if left else []
 
 
-def _named(launch: Launch, workers: Workers) -> list[int]:
+def _ranks_in_source(launch: Launch, workers: Workers) -> list[int]:
     """Ranks that the script's source treats on their own, and the last: a few of a large job."""
     if launch.world_size <= FEW_RANKS:
         return []
@@ -207,15 +209,15 @@ def _that_differs(table: Table, workers: Workers) -> int | None:
     return next((rank for rank in sorted(digest) if digest[rank] != digest[table.representative_of(rank)]), None)
 
 
-def _not_folded(launch: Launch, workers: Workers, grid: Grid, one: int, other: int) -> ScriptError:
+def _not_folded(launch: Launch, workers: Workers, grid: Grid, representative: int, other: int) -> ScriptError:
     assert workers.folder is not None
-    programs = [read_program(workers.folder / f"program_{rank}.jsonl.gz") for rank in (one, other)]
+    programs = [read_program(workers.folder / f"program_{rank}.jsonl.gz") for rank in (representative, other)]
     difference = first_difference(*programs)
     what = difference.text if difference else "their programs have different digests"
     return ScriptError(
         f"no few ranks stand for all {launch.world_size:,}: rank {other} ({grid.label(other)}) should run what rank"
-        f" {one} ({grid.label(one)}) runs, and does not: {what}; the job is not folded. If what differs is data, make"
-        " it equal; or run every rank with --representatives all, or some with --ranks"
+        f" {representative} ({grid.label(representative)}) runs, and does not: {what}; the job is not folded. If what"
+        " differs is data, make it equal; or run every rank with --representatives all, or some with --ranks"
     )
 
 
@@ -223,14 +225,14 @@ def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], G
     outcomes = workers.outcomes
     layout = _layout(launch, outcomes)
     first: dict[object, int] = {}
-    kept: dict[int, list[int]] = {}
+    classes: dict[int, list[int]] = {}
     chosen = []
     for rank in range(launch.world_size):
         exact, _ = layout.place(rank)
         representative = first.setdefault((exact, outcomes[rank]["digest"]), rank)
-        kept.setdefault(representative, []).append(rank)
+        classes.setdefault(representative, []).append(rank)
         chosen.append(representative)
-    return kept, layout.grid, runs_document(layout.grid, chosen)
+    return classes, layout.grid, runs_document(layout.grid, chosen)
 
 
 def _grid(launch: Launch, outcomes: Sequence[Outcome]) -> Grid:
@@ -278,15 +280,15 @@ def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequenc
     outcomes = workers.outcomes
     answers: dict[tuple[str, str, str], int] = {}
     for outcome in outcomes.values():
-        for what, told, where, count in outcome["answers"]:
-            answers[what, told, where] = max(count, answers.get((what, told, where), 0))
-    one = next(iter(outcomes.values()))
+        for what, answer, where, count in outcome["answers"]:
+            answers[what, answer, where] = max(count, answers.get((what, answer, where), 0))
+    first = next(iter(outcomes.values()))
     return {
         "script": {"line": launch.line, "arguments": list(launch.arguments), "folder": os.getcwd()},
         "world_size": launch.world_size,
         "local_world_size": launch.local_world_size,
-        "facts": {"device": options.device, "step": options.steps, **one.get("facts", {})},
-        "faked": one.get("faked", []),
+        "facts": {"device": options.device, "step": options.steps, **first.get("facts", {})},
+        "faked": first.get("faked", []),
         "verification": {
             "drawn": list(verified),
             "seed": options.seed,
@@ -294,8 +296,8 @@ def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequenc
             "equal": True if verified or len(outcomes) == launch.world_size else None,  # None: nothing was checked
         },
         "answers": [
-            {"what": what, "told": told, "where": where, "times": times}
-            for (what, told, where), times in sorted(answers.items())
+            {"what": what, "told": answer, "where": where, "times": times}
+            for (what, answer, where), times in sorted(answers.items())
         ],
         "notes": sorted({note for outcome in outcomes.values() for note in outcome["notes"]}),
         "seconds_of_one_rank": round(max(outcome["seconds"] for outcome in outcomes.values()), 2),

@@ -26,14 +26,14 @@ class Part:
 class Period:
     """Of the ranks that are kept."""
 
-    def __init__(self, workers: Workers, kept: Sequence[int]) -> None:
-        self._workers, self._kept = workers, kept
+    def __init__(self, workers: Workers, ranks: Sequence[int]) -> None:
+        self._workers, self._kept = workers, ranks
         outcomes = workers.outcomes
         first = outcomes[min(outcomes)]
-        every = min(len(outcomes[rank]["digests"]) for rank in kept)
+        every = min(len(outcomes[rank]["digests"]) for rank in ranks)
         self.steps = min(int(first["period"]), every)
         self.unseen = list(first["unseen"])
-        self._keys = [tuple(outcomes[rank]["digests"][at] for rank in kept) for at in range(every)]
+        self._keys = [tuple(outcomes[rank]["digests"][at] for rank in ranks) for at in range(every)]
         self._window = range(every - self.steps, every)
 
     def parts(self) -> list[tuple[str, int, Mapping[int, Outcome], dict[int, Path]]]:
@@ -59,7 +59,7 @@ class Period:
     def document(self) -> dict[str, object]:
         """How many steps it has, and where those are that differ."""
         parts = self.parts()
-        found: dict[str, object] = {"period_steps": self.steps}
+        document: dict[str, object] = {"period_steps": self.steps}
         if len(parts) > 1:
-            found["period"] = [{"folder": name or ".", "steps": steps} for name, steps, *_ in parts]
-        return found
+            document["period"] = [{"folder": name or ".", "steps": steps} for name, steps, *_ in parts]
+        return document

@@ -63,18 +63,18 @@ def capture(
     if cluster is not None:
         from windtunnel.physics.hardware import parse_cluster
 
-        found = parse_cluster(cluster)
-        per_node = found.gpus_per_node
-        if size is not None and size != found.n_gpus:
-            problem = f"--world-size {size} clashes with --cluster {cluster} of {found.n_gpus} GPUs"
+        machine = parse_cluster(cluster)
+        per_node = machine.gpus_per_node
+        if size is not None and size != machine.n_gpus:
+            problem = f"--world-size {size} clashes with --cluster {cluster} of {machine.n_gpus} GPUs"
             raise LayoutError(problem, "leave out --world-size, or make them equal")
-        size = found.n_gpus
-    for name, value, known in (
+        size = machine.n_gpus
+    for name, value, choices in (
         ("--device", device, ("cuda", "cpu")),
         ("--representatives", representatives, ("auto", "all")),
     ):
-        if value not in known:
-            raise SpecError(name, value, f"give {' or '.join(known)}")
+        if value not in choices:
+            raise SpecError(name, value, f"give {' or '.join(choices)}")
     options = Options(
         steps=steps,
         device=device,
@@ -113,10 +113,10 @@ def answer(
 
 
 def _answers(entry: Mapping[str, float | bool | str]) -> dict[str, str]:
-    found = {}
+    answers = {}
     for name, value in entry.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if not name or not _VALUE.fullmatch(text):
             raise SpecError("--answer", f"{name}={text}", "give NAME=VALUE, e.g. loss=2.0, or train.py:42=false")
-        found[name] = text
-    return found
+        answers[name] = text
+    return answers

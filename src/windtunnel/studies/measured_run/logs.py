@@ -19,6 +19,7 @@ KERAS = "Keras"
 LOOP = "training loop"  # of nobody's framework
 LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER)  # step times only where nothing else has any
 MEANS = (TRAINER, "ms-swift", "modded-nanogpt", KERAS)  # what they say themselves is a mean since the start
+LINE_MOST = 4_000  # characters that are read of a line: patterns look for their words from every place of it
 SHOWN = 160  # characters of a line that was not understood
 RISING = 4  # lines from which times that only rise are no step times
 EXACT = 20.0  # as many times as it is rounded to, time since the start has to go on before it tells a step's time
@@ -29,7 +30,7 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
     """What a log says."""
     records: list[Record] = []
     odd: list[str] = []
-    lines = text.replace("\r", "\n").splitlines()
+    lines = [line[:LINE_MOST] for line in text.replace("\r", "\n").splitlines()]
     arguments = arguments_of(lines)
     inside = False
     world: re.Match[str] | None = None

@@ -133,7 +133,7 @@ def test_who_was_told_to_go_on_before_rank_0_left_steps_out_keeps_as_many(tmp_pa
         assert not beside.take(program(3))
     first.close()
     beside.close()
-    assert (first.kept, beside.kept) == (2, 2)
+    assert (first.last_step, beside.last_step) == (2, 2)
     assert first.digest == beside.digest
 
 

@@ -95,27 +95,27 @@ def checkpoints_kept(
             return objects.loads(rest)
         return load(f, *more, **keywords)
 
-    def met(kind: str, given: Mapping[str, object]) -> None:
-        if together is not None and not given.get("no_dist"):
-            together(f"checkpoint.{kind}", given.get("process_group"))
+    def call_together(kind: str, more: Mapping[str, object]) -> None:
+        if together is not None and not more.get("no_dist"):
+            together(f"checkpoint.{kind}", more.get("process_group"))
 
     def save_all(*_: object, checkpoint_id: object = None, storage_writer: object = None, **more: object) -> None:
         note(NOTE)
-        met("save", more)
+        call_together("save", more)
         folder = getattr(storage_writer, "path", None) if checkpoint_id is None else checkpoint_id
         if isinstance(folder, str | os.PathLike):
             os.makedirs(folder, exist_ok=True)
             with io.open(os.path.join(folder, ".metadata"), "wb") as file:  # noqa: UP020
                 file.write(MARKER)
 
-    def save_soon(*_: object, **given: object) -> Future[None]:
-        save_all(**given)
+    def save_soon(*_: object, **more: object) -> Future[None]:
+        save_all(**more)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def load_all(*_: object, **more: object) -> None:
-        met("load", more)
+        call_together("load", more)
         note("checkpoints are not read: the state stays as it was made")
 
     def save_state(
@@ -148,11 +148,11 @@ def checkpoints_kept(
         replaced.set(module, "save", save)
         replaced.set(module, "load", loaded)
     for module in (dcp, sys.modules[dcp.save.__module__], sys.modules[dcp.load.__module__]):
-        for name, kept in (
+        for name, replacement in (
             *(("save", save_all), ("async_save", save_soon), ("load", load_all)),
             *(("save_state_dict", save_state), ("load_state_dict", load_state)),
         ):
             if hasattr(module, name):
-                replaced.set(module, name, kept)
+                replaced.set(module, name, replacement)
     with replaced:
         yield

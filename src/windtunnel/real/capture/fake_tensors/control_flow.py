@@ -78,7 +78,13 @@ def _not_the_script() -> tuple[str, ...]:
 
     packages = (os.path.dirname(str(module.__file__)) + os.sep for module in (torch, numpy))
     ours = os.path.abspath(__file__).partition(f"{os.sep}real{os.sep}capture{os.sep}")[0] + os.sep
-    return (ours, *packages, "<frozen", "<string>", *(str(one.__file__) for one in (contextlib, functools, runpy)))
+    return (
+        ours,
+        *packages,
+        "<frozen",
+        "<string>",
+        *(str(module.__file__) for module in (contextlib, functools, runpy)),
+    )
 
 
 @functools.cache
@@ -117,11 +123,11 @@ def script_name(path: str) -> str:
 
 def script_files(script: str = "") -> dict[str, str]:
     """The user's own files that were imported, and the script: path -> short name."""
-    found = {}
+    files = {}
     for path in (script, *(getattr(module, "__file__", None) for module in list(sys.modules.values()))):
         if isinstance(path, str) and path.endswith(".py") and _frame_of(path)[1]:
-            found[os.path.abspath(path)] = _frame_of(path)[2]
-    return found
+            files[os.path.abspath(path)] = _frame_of(path)[2]
+    return files
 
 
 def call_site(skip: int = 1) -> str:

@@ -42,7 +42,7 @@ class Records(Protocol):
     ledger: Ledger
     rows: Rows
 
-    def record_answer(self, what: str, told: object, where: str) -> None:
+    def record_answer(self, what: str, answer: object, where: str) -> None:
         """Python was told something."""
 
     def read_own(self, where: str) -> None:
@@ -74,16 +74,16 @@ class Reader:
         if not self.holds_nothing(inputs):
             return self.run_outside(func, args, kwargs)
         where = line_of_script(2)
-        given = self._answers.at(where) if len(inputs) == 1 else None
-        if given is not None:
-            given = _as(inputs[0].dtype, given)
-            self._note(inputs[0], given, facts, where)
-            self.values.assume(inputs[0], given)
-            return given
-        known = [self.values.value(t) for t in inputs]
-        if all(value is not None for value in known):
+        override = self._answers.at(where) if len(inputs) == 1 else None
+        if override is not None:
+            override = _as(inputs[0].dtype, override)
+            self._note(inputs[0], override, facts, where)
+            self.values.assume(inputs[0], override)
+            return override
+        values = [self.values.value(t) for t in inputs]
+        if all(value is not None for value in values):
             with compat.outside_modes():
-                value = func(*known, *args[len(inputs) :], **kwargs)
+                value = func(*values, *args[len(inputs) :], **kwargs)
             if any(self.values.is_assumed(t) for t in inputs):
                 value = self._as_own(inputs[0], where, value)
                 self._note(inputs[0], value, facts)
@@ -92,22 +92,22 @@ class Reader:
             same = facts.short == "allclose" or tuple(inputs[0].shape) == tuple(inputs[1].shape)
             self._note(inputs[0], same, facts)
             return same
-        told: float | int | bool | None = self._sound(inputs[0]) if inputs[0].dtype == torch.bool else None
-        if told is None:
-            told = _as(inputs[0].dtype, self._answers.value(inputs[0].dtype, self._from_norm(inputs[0])))
-        self.values.assume(inputs[0], told)
-        told = self._as_own(inputs[0], where, told)
-        self._note(inputs[0], told, facts, where)
-        return told
+        answer: float | int | bool | None = self._sound(inputs[0]) if inputs[0].dtype == torch.bool else None
+        if answer is None:
+            answer = _as(inputs[0].dtype, self._answers.value(inputs[0].dtype, self._from_norm(inputs[0])))
+        self.values.assume(inputs[0], answer)
+        answer = self._as_own(inputs[0], where, answer)
+        self._note(inputs[0], answer, facts, where)
+        return answer
 
-    def _as_own(self, tensor: torch.Tensor, where: str, told: Any) -> Any:
+    def _as_own(self, tensor: torch.Tensor, where: str, answer: Any) -> Any:
         """What is told at this line alone, where another value of this rank's data is tried; else the same."""
         own = self._answers.own_at(where)
         if not self._is_own(tensor, where) or own is None:
-            return told
-        if isinstance(told, bool):
-            return told != (own == math.inf)  # unsound numbers, where they are infinite
-        return own if isinstance(told, float) else told
+            return answer
+        if isinstance(answer, bool):
+            return answer != (own == math.inf)  # unsound numbers, where they are infinite
+        return own if isinstance(answer, float) else answer
 
     def holds_nothing(self, inputs: list[torch.Tensor]) -> bool:
         """Whether one of the tensors is fake."""
@@ -137,9 +137,9 @@ class Reader:
             at = max(rows[at - base][AFTER], default=-1)
         return None
 
-    def _note(self, tensor: torch.Tensor, told: object, facts: OpFacts, where: str | None = None) -> None:
+    def _note(self, tensor: torch.Tensor, answer: object, facts: OpFacts, where: str | None = None) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._recorder.record_answer(f"{facts.name} {dtype} {list(tensor.shape)}", told, where or line_of_script(3))
+        self._recorder.record_answer(f"{facts.name} {dtype} {list(tensor.shape)}", answer, where or line_of_script(3))
 
     def _is_own(self, tensor: torch.Tensor, where: str) -> bool:
         """Whether a value comes from this rank's data, as far back as the step goes, and no peer had a say in it.
@@ -149,8 +149,8 @@ class Reader:
         same on ranks that share a layer.)
         """
         ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
-        if (found := self._own.get(where)) in (base, _OWN):
-            return found == _OWN
+        if (mark := self._own.get(where)) in (base, _OWN):
+            return mark == _OWN
         number = ledger.number_if_known(tensor)
         ahead = [ledger.writer[number]] if number is not None and number in ledger.writer else []
         seen: set[int] = set()
@@ -215,16 +215,16 @@ class Reader:
             return out
         if facts.short == "index" and not _masks(args):
             return func(*args, **kwargs)
-        known = [self.values.value(t) for t in inputs]
+        values = [self.values.value(t) for t in inputs]
         size: int | None = None
-        if all(value is not None for value in known) and facts.short != "index":
+        if all(value is not None for value in values) and facts.short != "index":
             with compat.outside_modes():
-                exact = func(*known, *args[len(inputs) :], **kwargs)
+                exact = func(*values, *args[len(inputs) :], **kwargs)
             size = _length(exact)
             assumed = any(self.values.is_assumed(t) for t in inputs)
         else:
             assumed = True
-        out, size = self._made(facts.short, args, kwargs, inputs, size)
+        out, size = self._outputs(facts.short, args, kwargs, inputs, size)
         if assumed:
             self._note(inputs[0], f"{size} entries", facts)
         self._sync(inputs)
@@ -236,14 +236,14 @@ class Reader:
             recorder.rows.sync(recorder.rows.writers(inputs))
 
     def _true(self, mask: torch.Tensor) -> int:
-        known = self.values.value(mask)
-        if known is not None:
+        value = self.values.value(mask)
+        if value is not None:
             with compat.outside_modes():
-                return int(torch.count_nonzero(known))
+                return int(torch.count_nonzero(value))
         share = self.values.shares.get(self._recorder.ledger.number(mask), self._answers.true_share)
         return round(share * int(mask.numel()))
 
-    def _made(
+    def _outputs(
         self, short: str, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor], size: int | None
     ) -> tuple[object, int]:
         first = inputs[0]
@@ -282,8 +282,8 @@ class Reader:
         inverse, counts = self._pair(tuple(first.shape), (n,), long)
         return ((values, inverse) if short == "_unique" else (values, inverse, counts)), n
 
-    def _pair(self, one: tuple[int, ...], other: tuple[int, ...], how: dict[str, object]) -> tuple[object, object]:
-        return self._empty(one, **how), self._empty(other, **how)
+    def _pair(self, shape: tuple[int, ...], other: tuple[int, ...], how: dict[str, object]) -> tuple[object, object]:
+        return self._empty(shape, **how), self._empty(other, **how)
 
     def _indexed(self, args: Arguments) -> tuple[object, int]:
         """x[mask]: each mask becomes the indices it selects, and the index is done with those."""

@@ -158,7 +158,7 @@ class FastFakes:
         None: it goes the ordinary way.
         """
         shape, attributes = tensor.shape, self._of_a_view(tensor)
-        if attributes is None or not all(type(one) is int for one in (dim, index, *shape)):
+        if attributes is None or not all(type(number) is int for number in (dim, index, *shape)):
             return None
         if not -len(shape) <= dim < len(shape) or not -shape[dim] <= index < shape[dim]:
             return None
@@ -195,9 +195,9 @@ class FastFakes:
             return None
         attributes = self._attributes.get(device)
         if attributes is None:
-            made = self._ordinary(_LIFT, (), (real,), {})
-            self._attributes[device] = compat.attributes_of_a_fake(made)
-            return made
+            fake = self._ordinary(_LIFT, (), (real,), {})
+            self._attributes[device] = compat.attributes_of_a_fake(fake)
+            return fake
         with self._aside:
             element = compat.meta_tensor(shape, real.stride(), real.dtype)
             return compat.made_fake(self._fake, element, device, attributes)
@@ -263,11 +263,11 @@ class FastFakes:
             if output.same_as >= 0:
                 return tensors[output.same_as]
             with self._aside:
-                return self._one(output, tensors)
+                return self._output(output, tensors)
         with self._aside:
-            return entry.container([self._one(output, tensors) for output in entry.outputs])
+            return entry.container([self._output(output, tensors) for output in entry.outputs])
 
-    def _one(self, output: _Output, tensors: list[torch.Tensor]) -> object:
+    def _output(self, output: _Output, tensors: list[torch.Tensor]) -> object:
         same_as, view_of, shape, stride, offset, dtype, attributes, device, constant = output
         if attributes is None:
             return constant

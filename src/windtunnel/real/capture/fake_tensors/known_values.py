@@ -117,15 +117,15 @@ class KnownValues:
         if constant is not None:
             return constant
         number = self._number_of(tensor)
-        held = self.values.get(number)
-        if held is None:
+        storage = self.values.get(number)
+        if storage is None:
             fill = self.fills.get(number)
             if fill is None or tensor.numel() > LIMIT:
                 return None
             with self._outside():
                 return plain.full(tuple(tensor.shape), fill, dtype=tensor.dtype, device="cpu")
         with self._outside():
-            return held.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            return storage.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     def exact_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """`value`, where it rests on nothing that was made up."""
@@ -156,26 +156,26 @@ class KnownValues:
             with self._outside():
                 self.hold(tensor, value, assumed)
         elif value is not None and number in self.values:
-            known = self.value(tensor)
-            assert known is not None
+            own = self.value(tensor)
+            assert own is not None
             with self._outside():
-                known.copy_(value)
+                own.copy_(value)
             if assumed:
                 self.assumed.add(number)
         else:
             self.forget(number)
 
-    def assume(self, tensor: torch.Tensor, told: float | int | bool) -> None:
+    def assume(self, tensor: torch.Tensor, answer: float | int | bool) -> None:
         """Python was told this of a number that nobody knows: so it is from here on."""
         number, size = self._number_of(tensor), tensor.untyped_storage().nbytes()
         if not 0 < size <= CREATED * 8 or size % tensor.element_size():
             if not tensor.dtype.is_floating_point:
-                self.fills[number] = told
+                self.fills[number] = answer
                 self.assumed.add(number)
             return
         with self._outside():
             count = size // tensor.element_size()
-            self.values[number] = plain.full((count,), told, dtype=tensor.dtype, device="cpu").view(torch.uint8)
+            self.values[number] = plain.full((count,), answer, dtype=tensor.dtype, device="cpu").view(torch.uint8)
         self.assumed.add(number)
 
     def lifted(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
@@ -184,13 +184,13 @@ class KnownValues:
             with self._outside():
                 self.hold(tensor, real)
 
-    def moved(self, given: Sequence[torch.Tensor], brought: Sequence[torch.Tensor]) -> None:
-        """Peers sent what is like `given`: choices out of as many, masks of which as large a share is true."""
-        for known in (self.choices, self.shares):
-            like = next((known[n] for t in given if (n := self._number_of(t)) in known), None)
+    def moved(self, sources: Sequence[torch.Tensor], brought: Sequence[torch.Tensor]) -> None:
+        """Peers sent what is like `sources`: choices out of as many, masks of which as large a share is true."""
+        for table in (self.choices, self.shares):
+            like = next((table[n] for t in sources if (n := self._number_of(t)) in table), None)
             if like is not None:
                 for tensor in brought:
-                    known[self._number_of(tensor)] = like  # type: ignore[assignment]
+                    table[self._number_of(tensor)] = like  # type: ignore[assignment]
 
     # ---- ops
 
@@ -208,49 +208,51 @@ class KnownValues:
         """An op ran on fake tensors: carry on what is known. Cheap where nothing is. `numbers`: of `inputs`."""
         if short in _MAKERS:
             if len(outputs) == 1:
-                self._made(func, short, args, kwargs, outputs[0])
+                self._from_numbers(func, short, args, kwargs, outputs[0])
             return
         if short in _DRAWS:
             for tensor in written:
                 self.forget(self._number_of(tensor))
-            self._drawn(args, (outputs or written)[0])
+            self._random_numbers(args, (outputs or written)[0])
             return
         if not inputs or (short in _COUNTS and self._even(short, args, outputs, written)):
             return
         if numbers is None:
             numbers = [self._number_of(t) for t in inputs]
         values, constant_of, fills = self.values, self._constant_of, self.fills
-        known = sum(
+        count = sum(
             [n in values or n in fills or constant_of(t) is not None for n, t in zip(numbers, inputs, strict=True)]
         )
-        if known or written:
-            self._follow(_Ran(func, short, args, kwargs, inputs, outputs, written), known)
-        if short in _CHECKS and not known:
+        if count or written:
+            self._follow(_Ran(func, short, args, kwargs, inputs, outputs, written), count)
+        if short in _CHECKS and not count:
             self._checked(short, args, inputs, outputs)
         if self.choices or self.shares or short in _CHOICES or short in _SCATTERS:
             self._carry_choices(_Ran(func, short, args, kwargs, inputs, outputs, written))
 
-    def _made(self, func: OpOverload, short: str, args: Arguments, kwargs: Keywords, made: torch.Tensor) -> None:
+    def _from_numbers(
+        self, func: OpOverload, short: str, args: Arguments, kwargs: Keywords, output: torch.Tensor
+    ) -> None:
         """From Python numbers: known where it is small; where it is large, that all elements are the same may be."""
-        small = made.numel() <= CREATED and _is_control(made)
+        small = output.numel() <= CREATED and _is_control(output)
         if short in _COMPUTED:
             if small:
-                self._compute(func, args, kwargs, [made], [], False)
+                self._compute(func, args, kwargs, [output], [], False)
             return
         fill = _FILLED_WITH[short]
         if fill is None:
-            given = args[2] if short == "new_full" else args[1]
-            fill = self.value(given) if isinstance(given, torch.Tensor) else given
+            argument = args[2] if short == "new_full" else args[1]
+            fill = self.value(argument) if isinstance(argument, torch.Tensor) else argument
         if isinstance(fill, torch.Tensor) or fill is None:
             return
         if small:
             with self._outside():
-                self.hold(made, plain.full(tuple(made.shape), fill, dtype=made.dtype, device="cpu"))
-        elif _fills(made):
-            self.fills[self._number_of(made)] = fill
+                self.hold(output, plain.full(tuple(output.shape), fill, dtype=output.dtype, device="cpu"))
+        elif _fills(output):
+            self.fills[self._number_of(output)] = fill
 
-    def _follow(self, ran: _Ran, known: int) -> None:
-        """An op of which `known` inputs are known, or that writes what may be known."""
+    def _follow(self, ran: _Ran, count: int) -> None:
+        """An op of which `count` inputs are known, or that writes what may be known."""
         func, short, args, kwargs, inputs, outputs, written = ran
         if short in _FILLS and written and _fills(written[0]):
             self._fill(args, written[0])
@@ -262,10 +264,10 @@ class KnownValues:
                 with self._outside():
                     value = value.to(inputs[0].dtype).expand(tuple(inputs[0].shape))
                     self.hold(inputs[0], value, self.is_assumed(inputs[1]))
-        elif known == len(inputs) and short not in _RANDOM and _small(outputs) and _small(inputs):
+        elif count == len(inputs) and short not in _RANDOM and _small(outputs) and _small(inputs):
             assumed = any(self._number_of(t) in self.assumed for t in inputs)
             self._compute(func, args, kwargs, outputs, written, assumed)
-        elif known == len(inputs) and self._uniform(ran):
+        elif count == len(inputs) and self._uniform(ran):
             pass
         elif short != "_amp_foreach_non_finite_check_and_unscale_":
             for tensor in written:
@@ -309,12 +311,12 @@ class KnownValues:
         name = short.removesuffix("_") if written else short
         if len(target) != 1 or not (name in _ELEMENTWISE or name in _ADDED_UP) or not _fills(target[0]):
             return False
-        ones: dict[int, object] = {}
-        for one in inputs:  # of a text of many lines, the first is no single number already
-            if ones.setdefault(id(one), self._same(one)) is None:
+        numbers: dict[int, object] = {}
+        for tensor in inputs:  # of a text of many lines, the first is no single number already
+            if numbers.setdefault(id(tensor), self._same(tensor)) is None:
                 return False
         with self._outside():
-            small = {id(t): plain.full((1,) * t.dim(), ones[id(t)], dtype=t.dtype, device="cpu") for t in inputs}
+            small = {id(t): plain.full((1,) * t.dim(), numbers[id(t)], dtype=t.dtype, device="cpu") for t in inputs}
 
             def put(value: object) -> Any:
                 if isinstance(value, torch.Tensor):
@@ -324,23 +326,27 @@ class KnownValues:
                 return torch.device("cpu") if isinstance(value, torch.device) else value
 
             try:
-                made = func(*put(args), **{k: put(v) for k, v in kwargs.items() if k != "pin_memory"})
+                result = func(*put(args), **{k: put(v) for k, v in kwargs.items() if k != "pin_memory"})
             except (RuntimeError, TypeError, NotImplementedError, IndexError):
                 return False
-            if not isinstance(made, torch.Tensor) or not made.numel() or not bool((made == made.reshape(-1)[0]).all()):
+            if (
+                not isinstance(result, torch.Tensor)
+                or not result.numel()
+                or not bool((result == result.reshape(-1)[0]).all())
+            ):
                 return False
-            value = made.reshape(-1)[0].item()
+            value = result.reshape(-1)[0].item()
         if name in _ADDED_UP:
             value *= inputs[0].numel() // max(1, target[0].numel())
         self._spread(target[0], value, assumed=any(self._number_of(t) in self.assumed for t in inputs))
         return True
 
-    def _drawn(self, args: Arguments, made: torch.Tensor) -> None:
+    def _random_numbers(self, args: Arguments, output: torch.Tensor) -> None:
         """Few whole numbers drawn at random are all the same one, known before Python reads it: `i + 256` follows."""
         numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)][:2]
-        if numbers and not made.dtype.is_floating_point and made.numel() <= CREATED:
+        if numbers and not output.dtype.is_floating_point and output.numel() <= CREATED:
             low, high = numbers if len(numbers) > 1 else (0, numbers[0])
-            self._spread(made, max(low, min(self._integer, high - 1)), assumed=True)
+            self._spread(output, max(low, min(self._integer, high - 1)), assumed=True)
 
     def _compute(
         self,
@@ -367,10 +373,10 @@ class KnownValues:
                 for tensor in written:
                     self.forget(self._number_of(tensor))
                 return
-            made = [t for t in _leaves(answer) if isinstance(t, torch.Tensor)]
-            taken = {self._number_of(t) for t in written}
-            for fake, real in zip(outputs, made, strict=False):
-                if self._number_of(fake) not in taken and tuple(fake.shape) == tuple(real.shape):
+            results = [t for t in _leaves(answer) if isinstance(t, torch.Tensor)]
+            in_place = {self._number_of(t) for t in written}
+            for fake, real in zip(outputs, results, strict=False):
+                if self._number_of(fake) not in in_place and tuple(fake.shape) == tuple(real.shape):
                     self.hold(fake, real.to(fake.dtype), assumed)
 
     def _fill(self, args: Arguments, tensor: torch.Tensor) -> None:

@@ -57,7 +57,7 @@ class _Exchanges:
 
     words: Sequence[str] = ()
     wrappers: frozenset[str] = frozenset()
-    taken: frozenset[str] = frozenset()  # names that stand in what is exchanged, anywhere
+    names: frozenset[str] = frozenset()  # names that stand in what is exchanged, anywhere
     meeting: frozenset[str] = frozenset()  # functions of these files in which ranks wait, however far down
 
     @classmethod
@@ -76,20 +76,24 @@ class _Exchanges:
         meeting = {function for function, called in calls if any(word in called for word in _MEETINGS)}
         while more := {function for function, called in calls if called in meeting} - meeting:
             meeting |= more
-        named = cls(words, frozenset(wrappers))
-        taken = {
-            name for tree in trees for node in ast.walk(tree) for part in named.given(node) for name in _names_in(part)
+        exchanges = cls(words, frozenset(wrappers))
+        names = {
+            name
+            for tree in trees
+            for node in ast.walk(tree)
+            for part in exchanges.arguments(node)
+            for name in _names_in(part)
         }
-        return cls(words, frozenset(wrappers), frozenset(taken), frozenset(meeting))
+        return cls(words, frozenset(wrappers), frozenset(names), frozenset(meeting))
 
     def meet_in(self, node: ast.AST) -> bool:
         """Whether ranks wait for each other in a call."""
         if not isinstance(node, ast.Call):
             return False
         name = _called(node)
-        return name in self.meeting or any(word in name for word in _MEETINGS) or bool(self.given(node))
+        return name in self.meeting or any(word in name for word in _MEETINGS) or bool(self.arguments(node))
 
-    def given(self, node: ast.AST) -> list[ast.expr]:
+    def arguments(self, node: ast.AST) -> list[ast.expr]:
         """What a call gives to an exchange."""
         if not isinstance(node, ast.Call):
             return []
@@ -104,7 +108,7 @@ class _Value:
 
     node: ast.expr
     names: frozenset[str]
-    given: tuple[ast.expr, ...]
+    parts: tuple[ast.expr, ...]
     exchanged: frozenset[str] = field(default_factory=frozenset)
 
     def is_at(self, line: int) -> bool:
@@ -113,7 +117,7 @@ class _Value:
 
     def is_given_at(self, line: int) -> bool:
         """Whether what is read at a line goes into an exchange here; to read is to call."""
-        return any(_is_at(part, line) and any(isinstance(of, ast.Call) for of in ast.walk(part)) for part in self.given)
+        return any(_is_at(part, line) and any(isinstance(of, ast.Call) for of in ast.walk(part)) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ class _Source:
             of.name: (of, [arg.arg for arg in of.args.args if arg.arg not in ("self", "cls")]) for of in functions
         }
         calls = [node for node in self._nodes if isinstance(node, ast.Call)]
-        self._taken = [(part, self._scopes.place(call)) for call in calls for part in exchanges.given(call)]
+        self._taken = [(part, self._scopes.place(call)) for call in calls for part in exchanges.arguments(call)]
         self._steps = [_Step(name, value, place, None) for name, value, place in self._returned]
         for node in self._nodes:
             for name in _named_by(node):
@@ -202,8 +206,8 @@ class _Source:
         """Of what is read at a line."""
         names = _closure(self._flows, {name for name, value in self._flows if value.is_at(line)})
         filled = {name for part, _ in self._taken for name in _names_filled(part) if name in names}
-        given = {name for name, value in self._flows if value.is_given_at(line) or value.exchanged & names}
-        agreed = _closure(self._flows, filled | given)
+        shared = {name for name, value in self._flows if value.is_given_at(line) or value.exchanged & names}
+        agreed = _closure(self._flows, filled | shared)
         own = _OwnReads(self._scopes, names, agreed)
         own.follow(line, self._steps, self._taken)
         tests = [
@@ -217,7 +221,7 @@ class _Source:
             if not self._settings.get(id(node), set()) & agreed or _leaves(node)
         ]
         for name, value, place in self._returned:  # a test, wherever it is called from
-            if isinstance(value.node, ast.Compare | ast.BoolOp) and name not in self._exchanges.taken:
+            if isinstance(value.node, ast.Compare | ast.BoolOp) and name not in self._exchanges.names:
                 tested.append((value, place))
         return _Flow(
             any(value.is_at(line) or own.stand_in(value, place) for value, place in tested),
@@ -225,10 +229,10 @@ class _Source:
         )
 
     def _value(self, node: ast.expr) -> _Value:
-        given = tuple(part for call in ast.walk(node) for part in self._exchanges.given(call))
-        hidden = {id(of) for part in given for of in ast.walk(part)}
-        exchanged = frozenset(name for part in given for name in _names_in(part))
-        return _Value(node, frozenset(_names_in(node, hidden)), given, exchanged)
+        parts = tuple(part for call in ast.walk(node) for part in self._exchanges.arguments(call))
+        hidden = {id(of) for part in parts for of in ast.walk(part)}
+        exchanged = frozenset(name for part in parts for name in _names_in(part))
+        return _Value(node, frozenset(_names_in(node, hidden)), parts, exchanged)
 
 
 class _Scopes:
@@ -274,12 +278,12 @@ class _OwnReads:
         self._own: set[_Step] = set()
         self._agreements: dict[str, list[_Place]] = {}
 
-    def follow(self, line: int, steps: Sequence[_Step], taken: Sequence[tuple[ast.expr, _Place]]) -> None:
+    def follow(self, line: int, steps: Sequence[_Step], exchanges: Sequence[tuple[ast.expr, _Place]]) -> None:
         """What is read at a line, until nothing more comes to hold it."""
         steps = [step for step in steps if step.name in self._names]
         while True:
             self._agreements = {}
-            for part, place in taken:
+            for part, place in exchanges:
                 for name in _names_filled(part):
                     self._agreements.setdefault(name, []).append(place)
             for step in steps:

@@ -23,14 +23,14 @@ def quicken_clock(places: Sequence[tuple[str, int]]) -> None:
     """Have the time go so many times as fast for whoever looks at it at one of these (path, line); for no others."""
     where = {(path, line) for path, line in places}
     paths: dict[str, str] = {}
-    passed, begun = time.monotonic, time.monotonic()
+    passed, start = time.monotonic, time.monotonic()
 
     def quickened(clock: Callable[..., _Time], later: Callable[[_Time, float], _Time]) -> Callable[..., _Time]:
         def look(*zone: object) -> _Time:
             now, frame = clock(*zone), sys._getframe(1)
             name = frame.f_code.co_filename
             path = paths.get(name) or paths.setdefault(name, os.path.abspath(name))
-            return later(now, FASTER * (passed() - begun)) if (path, frame.f_lineno) in where else now
+            return later(now, FASTER * (passed() - start)) if (path, frame.f_lineno) in where else now
 
         return look
 

@@ -89,7 +89,7 @@ class Round:
 def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
     """Loops of a file by function, outer ones first."""
     tree = tree_of(path)
-    found: dict[tuple[str, int], list[Round]] = {}
+    rounds: dict[tuple[str, int], list[Round]] = {}
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if isinstance(node, ast.For | ast.While):
             over = node.iter if isinstance(node, ast.For) else None
@@ -101,15 +101,15 @@ def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
                 parts = [*over.args]
             compiled = _compiled(over) if over is not None and all(_is_plain(part) for part in parts) else None
             last = node.body[-1].end_lineno or node.lineno
-            found.setdefault(function, []).append(Round(node.lineno, last, head, compiled))
-    return found
+            rounds.setdefault(function, []).append(Round(node.lineno, last, head, compiled))
+    return rounds
 
 
 @cache
 def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
     """Counts at which a loop of a file is left, `if step >= most: break`, by its function and line."""
     tree = tree_of(path)
-    found: dict[tuple[tuple[str, int], int], list[CodeType]] = {}
+    ends: dict[tuple[tuple[str, int], int], list[CodeType]] = {}
     loops = {
         node.lineno: node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.For | ast.While)
     }
@@ -122,20 +122,20 @@ def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
             around = [part for part in _rounds_of(path).get(function, ()) if node.lineno in part]
             for part in around[-1:] if isinstance(node.body[-1], ast.Break) else around:
                 if is_counted(loops[part.line], left):
-                    found.setdefault((function, part.line), []).append(_compiled(right))
-    return found
+                    ends.setdefault((function, part.line), []).append(_compiled(right))
+    return ends
 
 
 @cache
 def _calls_of(path: str) -> dict[tuple[str, int], list[tuple[int, str]]]:
     """What each function of a file calls, by name: (line, last part of the name)."""
     tree = tree_of(path)
-    found: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    calls: dict[tuple[str, int], list[tuple[int, str]]] = {}
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            found.setdefault(function, []).append((node.lineno, name))
-    return found
+            calls.setdefault(function, []).append((node.lineno, name))
+    return calls
 
 
 def _is_plain(node: ast.AST | None) -> bool:
@@ -174,15 +174,15 @@ def _is_telling(name: str) -> bool:
 
 def _conditions(test: ast.expr, function: tuple[str, int], *, is_end: bool = False) -> list[Condition]:
     """`is_end`: what hangs on it leaves the loop, so that `left >= right` is the end of the training."""
-    found: list[tuple[ast.expr, ast.expr, bool, ast.expr]] = []
+    comparisons: list[tuple[ast.expr, ast.expr, bool, ast.expr]] = []
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            found.append((node.left, node.right, True, node))
+            comparisons.append((node.left, node.right, True, node))
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq if is_end else ast.Eq | ast.GtE):
-            found.append((node.left, node.comparators[0], False, node))
+            comparisons.append((node.left, node.comparators[0], False, node))
     return [
         Condition(node.lineno, function, ast.unparse(node), _compiled(left), _compiled(right), modulus)
-        for left, right, modulus, node in found
+        for left, right, modulus, node in comparisons
         if _is_plain(left)
         and _is_plain(right)
         and not isinstance(left, ast.Constant)
@@ -253,11 +253,11 @@ class Loop:
             name = name_of(code.co_filename)
             if name:
                 here = ("<module>", 1) if code.co_name == "<module>" else (code.co_name, code.co_firstlineno)
-                for one in conditions_of(code.co_filename):
-                    if one.function == here:
-                        self._take(name, one, frame)
-                rounds = [one for one in _rounds_of(code.co_filename).get(here, ()) if frame.f_lineno in one]
-                inside += [(name, one, _length(one, frame)) for one in reversed(rounds)]
+                for condition in conditions_of(code.co_filename):
+                    if condition.function == here:
+                        self._take(name, condition, frame)
+                rounds = [loop for loop in _rounds_of(code.co_filename).get(here, ()) if frame.f_lineno in loop]
+                inside += [(name, loop, _length(loop, frame)) for loop in reversed(rounds)]
                 for part in rounds:
                     if length := _length(part, frame):
                         ends = _ends_of(code.co_filename).get((here, part.line), ())
@@ -287,12 +287,12 @@ class Loop:
 
     def period(self) -> int:
         """Steps after which all conditions that were met repeat; of those that are not too far apart."""
-        return lcm(*(every for one in self._seen.values() if 1 < (every := one.every()) <= MOST_STEPS)) or 1
+        return lcm(*(every for watch in self._seen.values() if 1 < (every := watch.every()) <= MOST_STEPS)) or 1
 
     def steps_more(self, done: int) -> int:
         """Steps that are still to be run for every condition to have held once."""
         most = MOST_STEPS - done
-        until = [more for one in self._seen.values() if 0 < (more := one.steps_until()) <= most]
+        until = [more for watch in self._seen.values() if 0 < (more := watch.steps_until()) <= most]
         return max(until, default=0)
 
     def rounds(self) -> int:
@@ -305,7 +305,7 @@ class Loop:
 
     def not_met(self, paths: Mapping[str, str]) -> list[str]:
         """Conditions with a modulus in what the loop calls, in files (path -> short name): no step ended in them."""
-        met = {(name, condition.function) for name, condition in self._seen}
+        functions = {(name, condition.function) for name, condition in self._seen}
         calls: dict[str, set[str]] = {}
         for path in paths:
             for (caller, _), called in _calls_of(path).items():
@@ -319,25 +319,25 @@ class Loop:
             f"{name}:{condition.line}: `{condition.text}`"
             for path, name in paths.items()
             for condition in conditions_of(path)
-            if condition.is_modulus and condition.function[0] in reached and (name, condition.function) not in met
+            if condition.is_modulus and condition.function[0] in reached and (name, condition.function) not in functions
         ]
 
     def unseen(self, steps: int) -> list[str]:
         """What hangs on conditions that did not hold, and on loops that did not end, in so many steps."""
-        found = []
-        for one in self._seen.values():
-            every, more = one.every(), one.steps_until()
+        texts = []
+        for watch in self._seen.values():
+            every, more = watch.every(), watch.steps_until()
             if every > steps:
-                found.append(f"{one.words} holds every {every:,} steps, and {steps} were seen")
+                texts.append(f"{watch.words} holds every {every:,} steps, and {steps} were seen")
             elif more > 0:
-                found.append(f"{one.words} holds in {more:,} steps, and {steps} were seen")
+                texts.append(f"{watch.words} holds in {more:,} steps, and {steps} were seen")
         for (name, part), length in self._rounds.items():
             if steps <= length or not length:
                 goes = f"goes round {length:,} times" if length else "ends some time"
-                found.append(
+                texts.append(
                     f"{name}:{part.line}: `{part.text}` {goes}, and {steps} steps were seen: nothing behind it"
                 )
-        return found
+        return texts
 
 
 def is_joined(paths: Sequence[str]) -> bool:
@@ -397,7 +397,7 @@ def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:
                 sure |= dict.fromkeys(number for number in near if 0 < number < world_size)
             elif is_equal:
                 others |= dict.fromkeys(n for n in numbers if n >= LEAST_UNNAMED)
-    unnamed = [one for one in others if one not in sure][:MOST_UNNAMED]
+    unnamed = [number for number in others if number not in sure][:MOST_UNNAMED]
     return [*sure, *unnamed][:MOST_RANKS]
 
 
@@ -408,7 +408,7 @@ def _numbers(node: ast.expr) -> list[int]:
 
 def calls_not_reached(paths: Mapping[str, str], seen: set[str], names: Sequence[str]) -> list[str]:
     """Lines of the script that call one of `names` and were not come to: "train.py:44 (all_reduce)"."""
-    found: list[tuple[str, int, str]] = []
+    calls: list[tuple[str, int, str]] = []
     for path, name in paths.items():
         tree = tree_of(path)
         for node in ast.walk(tree) if tree is not None else ():
@@ -417,5 +417,5 @@ def calls_not_reached(paths: Mapping[str, str], seen: set[str], names: Sequence[
             if node.func.attr in names and ast.unparse(node.func.value) in _DISTRIBUTED:
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 if not any(f"{name}:{line}" in seen for line in lines):
-                    found.append((name, node.lineno, node.func.attr))
-    return [f"{name}:{line} ({call})" for name, line, call in sorted(found)]
+                    calls.append((name, node.lineno, node.func.attr))
+    return [f"{name}:{line} ({call})" for name, line, call in sorted(calls)]

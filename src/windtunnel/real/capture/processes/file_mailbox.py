@@ -43,22 +43,22 @@ class FileMailbox:
         place = _place(self.folder, key)
         until = time.monotonic() + timeout_s
         pause = _FIRST_LOOK_S
-        said = False  # another thread's word may have taken the place of it, and be gone
+        has_said = False  # another thread's word may have taken the place of it, and be gone
         try:
             while True:
                 with suppress(FileNotFoundError):
                     return place.read_bytes()
                 if time.monotonic() > until:
                     raise TimeoutError(f"no message {key} within {timeout_s:.0f} s")
-                if pause > 4 * _FIRST_LOOK_S and not (said and self._waiting.exists()):
+                if pause > 4 * _FIRST_LOOK_S and not (has_said and self._waiting.exists()):
                     main = threading.current_thread() is threading.main_thread()
                     waiting = {"key": key, "message": place.name, "main": main}
                     write_whole(self._waiting, json.dumps(waiting).encode())
-                    said = True
+                    has_said = True
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_LOOK_S)
         finally:
-            if said:
+            if has_said:
                 self._waiting.unlink(missing_ok=True)
 
     def is_let_go(self) -> bool:

@@ -139,9 +139,9 @@ class FilesOfOthers:
             looks = self._looks[whole] = self._looks.get(whole, 0) + 1
             if looks >= WAITS["folder"]:
                 self._hear()
-                later = [one for _, left in self._left[self._next :] for one in left]
-                made = [kind for path, kind, _ in later if path == whole and looks >= WAITS.get(kind, looks + 1)]
-                for path, kind, more in later if made else ():  # a folder with what is in it
+                later = [entry for _, left in self._left[self._next :] for entry in left]
+                kinds = [kind for path, kind, _ in later if path == whole and looks >= WAITS.get(kind, looks + 1)]
+                for path, kind, more in later if kinds else ():  # a folder with what is in it
                     if (path == whole and kind != "gone") or path.startswith(whole + os.sep):
                         self._take_over(path, kind, more)
 

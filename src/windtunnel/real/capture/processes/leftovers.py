@@ -119,12 +119,12 @@ def end_all(folder: Path, leaders: Collection[int] = ()) -> None:
 def _started_in(folder: Path) -> list[int]:
     """Processes that carry this folder; what is dead and not yet waited for has no environment."""
     mark = f"{FOLDER_VARIABLE}={folder}".encode()
-    found = []
+    pids = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if mark in (place / "environ").read_bytes().split(b"\0"):
-                found.append(int(place.name))
-    return found
+                pids.append(int(place.name))
+    return pids
 
 
 if __name__ == "__main__":

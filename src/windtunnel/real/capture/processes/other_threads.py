@@ -16,8 +16,8 @@ PATIENCE_S = 2.0
 _LOOK_S = 0.01
 _LOOKS = 3  # in a row that find all at rest: a worker takes what is queued for it a little later
 _RESTS = tuple(  # who stands in one of these files waits for work, or for another thread
-    os.path.join(os.path.dirname(threading.__file__), *one)
-    for one in (("threading.py",), ("queue.py",), ("concurrent", "futures", "thread.py"), ("selectors.py",))
+    os.path.join(os.path.dirname(threading.__file__), *parts)
+    for parts in (("threading.py",), ("queue.py",), ("concurrent", "futures", "thread.py"), ("selectors.py",))
 )
 
 
@@ -39,14 +39,14 @@ def come_to_rest(patience_s: float = PATIENCE_S, is_let_go: Callable[[], bool] =
         time.sleep(_LOOK_S)
         own = threading.get_ident()
         frames = sys._current_frames()
-        others = [one for one in threading.enumerate() if one.ident in frames and one.ident != own]
-        runnable = any(_wants_a_core(one) for one in others)
-        places = [frames[one.ident] for one in others if one.ident is not None]
-        asked = [_asked_for(frame) for frame in places]
-        waiting = any(key and not key.startswith(file_mailbox.STORE) for key in asked)  # a store is watched for ever
+        others = [thread for thread in threading.enumerate() if thread.ident in frames and thread.ident != own]
+        runnable = any(_wants_a_core(thread) for thread in others)
+        places = [frames[thread.ident] for thread in others if thread.ident is not None]
+        keys = [_asked_for(frame) for frame in places]
+        waiting = any(key and not key.startswith(file_mailbox.STORE) for key in keys)  # a store is watched for ever
         if runnable:
             spent_s, looks = spent_s + time.process_time() - cpu_s, 0
-        elif not all(key or _is_at_rest(frame) for key, frame in zip(asked, places, strict=True)):
+        elif not all(key or _is_at_rest(frame) for key, frame in zip(keys, places, strict=True)):
             spent_s, looks = spent_s + _LOOK_S, 0
         elif waiting and not is_let_go():
             looks = 0

@@ -60,7 +60,7 @@ class StepTaken(BaseException):
 
 def play(task: Mapping[str, Any]) -> int:
     """Play a rank to the end of the wanted step; the exit status. Never raises."""
-    begun = time.monotonic()
+    start = time.monotonic()
     folder, rank = Path(task["folder"]), int(task["rank"])
     faulthandler.enable()
     launch, is_aside = task["launch"], "own" in task or "clock" in task
@@ -84,14 +84,14 @@ def play(task: Mapping[str, Any]) -> int:
         outcome = {"status": "ok", **summary(programs[facts["main"]], facts["digest"]), **facts}
     except BaseException as error:  # whatever a script can do
         what = {"ended": isinstance(error, NoStepError), "contradicts": isinstance(error, WorldError)}
-        outcome = {"status": "error", **what, **_told(error), "line": place_in_script(error.__traceback__)}
+        outcome = {"status": "error", **what, **_error_document(error), "line": place_in_script(error.__traceback__)}
         outcome["missing"] = _missing_package(error)
     outcome |= played.facts()
     ended = bool(outcome.get("ended"))
     cut_short = outcome["status"] != "ok" and not ended  # what it would have called is not known
     calls = folder / f"calls_{ASIDE if is_aside else rank}.json"
     played.write_calls(calls, is_partial=cut_short, is_over=ended)
-    outcome["seconds"] = time.monotonic() - begun
+    outcome["seconds"] = time.monotonic() - start
     outcome["cpu_seconds"], outcome["peak_rss_bytes"] = resources_used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
     return 0 if outcome["status"] == "ok" else 1
@@ -114,7 +114,7 @@ class Played:
     def write_calls(self, path: Path, *, is_partial: bool = False, is_over: bool = False) -> None:
         """Leave the log of its calls, in as many steps as all ranks run; or to the end of a script that is over."""
         if self.recorder is not None:
-            steps = self.steps.kept if self.steps is not None else None
+            steps = self.steps.last_step if self.steps is not None else None
             log = self.recorder.journal.log(is_partial=is_partial, is_over=is_over, steps=steps)
             write_whole(path, json.dumps(log.to_plain()).encode())
 
@@ -164,10 +164,10 @@ def _played(
     local_world = min(launch.local_world_size, launch.world_size)
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
-    said: dict[str, None] = {not_held: None} if not_held else {}
+    own_notes: dict[str, None] = {not_held: None} if not_held else {}
 
     def say_once(text: str) -> None:
-        said[text] = None
+        own_notes[text] = None
 
     def together(kind: str, process_group: dist.ProcessGroup | None) -> None:
         if dist.is_initialized():
@@ -223,14 +223,16 @@ def _played(
         raise NoStepError(recorder.steps, wanted, launch.line)
     main = steps.programs[steps.main]
     check_not_empty(main, launch.line)
-    notes = tuple(dict.fromkeys((*main.notes, *recorder.notes, *world.notes, *said)))
+    notes = tuple(dict.fromkeys((*main.notes, *recorder.notes, *world.notes, *own_notes)))
     more = {"script": launch.line, "arguments": list(launch.arguments)}
-    programs = {key: replace(one, notes=notes, facts={**one.facts, **more}) for key, one in steps.programs.items()}
-    kept = ("torch", "device", "parameters", "allocator", "step")
+    programs = {
+        key: replace(program, notes=notes, facts={**program.facts, **more}) for key, program in steps.programs.items()
+    }
+    fact_names = ("torch", "device", "parameters", "allocator", "step")
     facts = programs[steps.main].facts
     return programs, {
         **steps.facts(),
-        "facts": {name: facts[name] for name in kept if name in facts},
+        "facts": {name: facts[name] for name in fact_names if name in facts},
         "faked": _faked(launch, device),
         "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
     }
@@ -283,7 +285,7 @@ class NoStepError(UserError):
         super().__init__(f"{script} ended after {done}, and step {wanted} was to be captured: {remedy}")
 
 
-def answers_of(given: Mapping[str, str]) -> Any:
+def answers_of(answers: Mapping[str, str]) -> Any:
     """`--answer` as the recorder takes it: names of its fields, or lines of the script. Raises SpecError."""
     from dataclasses import fields
 
@@ -291,24 +293,24 @@ def answers_of(given: Mapping[str, str]) -> Any:
     from windtunnel.real.capture.fake_tensors.control_flow import Answers
 
     kinds = {field.name: field.type for field in fields(Answers) if field.name not in ("by_line", "own", "own_lines")}
-    named: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     by_line: dict[str, float | int | bool] = {}
-    for name, text in given.items():
+    for name, text in answers.items():
         field = name.replace("-", "_")
         value = _value(text)
         if ":" in name:
             by_line[name] = value
         elif field not in kinds:
-            known = ", ".join(name.replace("_", "-") for name in kinds)
-            raise SpecError("--answer", name, f"is no answer; known: {known}, or a line of the script, train.py:42")
+            names = ", ".join(name.replace("_", "-") for name in kinds)
+            raise SpecError("--answer", name, f"is no answer; known: {names}, or a line of the script, train.py:42")
         elif (kinds[field] == "bool") != isinstance(value, bool) or (kinds[field] == "int" and type(value) is not int):
             remedy = {"bool": "give true or false", "int": "give a whole number"}.get(
                 str(kinds[field]), "give a number"
             )
             raise SpecError("--answer", f"{name}={text}", remedy)
         else:
-            named[field] = value
-    return Answers(**named, by_line=by_line)
+            by_name[field] = value
+    return Answers(**by_name, by_line=by_line)
 
 
 def _value(text: str) -> float | int | bool:
@@ -319,14 +321,14 @@ def _value(text: str) -> float | int | bool:
 
 def _meshes(compat: ModuleType, world: World) -> dict[str, Any]:
     """Every DeviceMesh that the script holds: names and sizes of its dimensions, and this rank's coordinates."""
-    found: dict[tuple[object, object], None] = {}
+    meshes: dict[tuple[object, object], None] = {}
     with compat.outside_modes():
         for mesh in [mesh for held_mesh in world.held_meshes if (mesh := held_mesh()) is not None]:
             place = mesh.get_coordinate()
             if mesh.mesh_dim_names and place is not None:
                 names, sizes = tuple(mesh.mesh_dim_names), tuple(int(size) for size in mesh.shape)
-                found.setdefault(((names, sizes), tuple(int(at) for at in place)))
-    ordered = sorted(found)
+                meshes.setdefault(((names, sizes), tuple(int(at) for at in place)))
+    ordered = sorted(meshes)
     return {"meshes": tuple(mesh for mesh, _ in ordered), "coordinates": tuple(place for _, place in ordered)}
 
 
@@ -379,7 +381,7 @@ def _missing_package(error: BaseException) -> str:
     return stand_in_for(error)
 
 
-def _told(error: BaseException) -> dict[str, str]:
+def _error_document(error: BaseException) -> dict[str, str]:
     details = traceback_of_script(error)
     where = place_in_script(error.__traceback__)
     at = f"{where}: " if where else ""
@@ -406,11 +408,11 @@ def traceback_of_script(error: BaseException) -> str:
     report = traceback.TracebackException.from_exception(error)
     pending: list[traceback.TracebackException | None] = [report]
     while pending:
-        one = pending.pop()
-        if one is not None:
-            theirs = [frame for frame in one.stack if not _is_ours(frame.filename)]
-            one.stack = traceback.StackSummary.from_list(theirs or list(one.stack))
-            pending += [one.__cause__, one.__context__]
+        exception = pending.pop()
+        if exception is not None:
+            theirs = [frame for frame in exception.stack if not _is_ours(frame.filename)]
+            exception.stack = traceback.StackSummary.from_list(theirs or list(exception.stack))
+            pending += [exception.__cause__, exception.__context__]
     return "".join(report.format())
 
 
@@ -427,7 +429,7 @@ def place_in_script(trace: TracebackType | None) -> str:
 
 def _say_where(path: Path, frame: FrameType | None) -> None:
     """On SIGUSR1: the launcher asks where this rank is."""
-    frames = [(one.f_code.co_filename, line) for one, line in traceback.walk_stack(frame)]
+    frames = [(caller.f_code.co_filename, line) for caller, line in traceback.walk_stack(frame)]
     path.write_text(_innermost(frames[::-1]))
 
 

@@ -121,7 +121,7 @@ def _mount_overlays(places: Sequence[str], copies: Path) -> list[str]:
     _call(libc.unshare, _CLONE_NEWNS)
     _call(libc.mount, None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     folders = sorted(entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False))
-    folders = [one for one in folders if one not in _SYSTEM]
+    folders = [folder for folder in folders if folder not in _SYSTEM]
     mounted = [
         mount_point
         for mount_point in _mount_points()
@@ -187,14 +187,15 @@ def _folders_in(folder: str) -> list[str]:
 def _mount_points() -> list[str]:
     """Of this namespace, outermost first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    found = {line.split(" ")[4].encode().decode("unicode_escape") for line in lines}
-    return sorted(found)
+    places = {line.split(" ")[4].encode().decode("unicode_escape") for line in lines}
+    return sorted(places)
 
 
 def _give_up_mounting(libc: ctypes.CDLL) -> None:
-    kept = _CAPABILITIES_KEPT & _permitted()
+    capabilities = _CAPABILITIES_KEPT & _permitted()
     head = struct.pack("=Ii", 0x20080522, 0)  # version 3, this process
-    _call(libc.capset, head, struct.pack("=6I", kept, kept, 0, 0, 0, 0))  # effective, permitted, inheritable; twice
+    # effective, permitted, inheritable; twice
+    _call(libc.capset, head, struct.pack("=6I", capabilities, capabilities, 0, 0, 0, 0))
 
 
 def _set_attributes(libc: ctypes.CDLL, place: str, flags: int, more: int, fewer: int) -> None:

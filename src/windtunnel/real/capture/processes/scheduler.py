@@ -245,19 +245,19 @@ class Workers:
 
     def _keep_helpers(self) -> None:
         """Have some stand still, and end the others."""
-        for rank in [rank for rank, one in self._running.items() if one.pid][: MOST_KEPT - len(self._kept)]:
-            kept = self._kept[rank] = self._running.pop(rank)
-            kept.stopped, kept.ahead = True, False
+        for rank in [rank for rank, helper in self._running.items() if helper.pid][: MOST_KEPT - len(self._kept)]:
+            helper = self._kept[rank] = self._running.pop(rank)
+            helper.stopped, helper.ahead = True, False
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(kept.pid, signal.SIGSTOP)
+                os.kill(helper.pid, signal.SIGSTOP)
         self._end_helpers()
 
     def _end_helpers(self) -> None:
         """Kill what still runs, and hear that it ended."""
-        for one in self._running.values():
-            if one.pid:  # else it is only being started, see below
+        for helper in self._running.values():
+            if helper.pid:  # else it is only being started, see below
                 with suppress(ProcessLookupError, PermissionError):
-                    os.kill(one.pid, signal.SIGKILL)
+                    os.kill(helper.pid, signal.SIGKILL)
         while self._running:
             for answer in self._answers(_LOOK_S):
                 if "ended" in answer:
@@ -270,7 +270,7 @@ class Workers:
     # Helpers
 
     def _busy(self, waiting: Mapping[int, str]) -> int:
-        return sum(not one.stopped and rank not in waiting for rank, one in self._running.items())
+        return sum(not helper.stopped and rank not in waiting for rank, helper in self._running.items())
 
     def _let_run(self, wanted: Collection[int], waiting: Mapping[int, str]) -> None:
         """As many as there are cores go on: those that are waited for, then those that were begun first, then, as
@@ -286,22 +286,22 @@ class Workers:
                 ahead.append(sender)
         needed = [*waited, *(rank for rank in self._running if rank in wanted and rank not in waited)]
         going = [rank for rank in needed if rank not in waiting]
-        for rank, one in self._running.items():
-            one.ahead = one.ahead and rank not in self._steps
+        for rank, helper in self._running.items():
+            helper.ahead = helper.ahead and rank not in self._steps
         if any(rank in waiting for rank in wanted):
-            going += [rank for rank, one in self._running.items() if one.ahead and rank not in waiting]
+            going += [rank for rank, helper in self._running.items() if helper.ahead and rank not in waiting]
         going = going[: self.cores]
-        for rank, one in self._running.items():
+        for rank, helper in self._running.items():
             stop = rank not in going and rank not in waiting
-            if one.pid and stop != one.stopped:
-                one.stopped = stop
+            if helper.pid and stop != helper.stopped:
+                helper.stopped = stop
                 with suppress(ProcessLookupError, PermissionError):
-                    os.kill(one.pid, signal.SIGSTOP if stop else signal.SIGCONT)
+                    os.kill(helper.pid, signal.SIGSTOP if stop else signal.SIGCONT)
 
     def _next_in_line(self, task: Mapping[str, Any]) -> int | None:
         """Whom a helper that was called up is likely to wait for: as far from it as it is from who called it up."""
         world = task.get("launch", {}).get("world_size", 0)
-        if sum(one.ahead for one in self._running.values()) >= self.cores:
+        if sum(helper.ahead for helper in self._running.values()) >= self.cores:
             return None
         for rank, step in self._steps.items():
             at = rank + step
@@ -411,8 +411,8 @@ class Workers:
             self._fail_waiting(
                 rank, f"a message of {file_mailbox.name_of(waiting[rank])}, while rank {others} waits too"
             )
-        for rank, one in self._running.items():
-            if rank not in waiting and one.seconds_spent(now) > self.timeout_s:
+        for rank, helper in self._running.items():
+            if rank not in waiting and helper.seconds_spent(now) > self.timeout_s:
                 where = self._where(rank)
                 raise ScriptError(
                     f"rank {rank} has not come to the end of the step within {self.timeout_s:.0f} s{where};"
@@ -487,8 +487,8 @@ class Workers:
         status = self._process.wait()
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace").strip()
-        said = text.splitlines()[-1] if text else _death(status)
-        raise ScriptError(f"the process that runs the script's ranks ended: {said}", text)
+        reason = text.splitlines()[-1] if text else _death(status)
+        raise ScriptError(f"the process that runs the script's ranks ended: {reason}", text)
 
 
 def _death(status: int) -> str:

@@ -63,9 +63,9 @@ def _is_seeding(call: ast.Call, name: str, own: set[str]) -> bool:
     last = name.rpartition(".")[2]
     if last in _SEEDERS:  # what one of these files calls is looked at by itself
         return name not in own
-    given = [*call.args, *(of.value for of in call.keywords)]
-    is_none = bool(given) and isinstance(given[0], ast.Constant) and given[0].value is None
-    return name.startswith(_GENERATORS) and last in _SEEDED and bool(given) and not is_none
+    arguments = [*call.args, *(of.value for of in call.keywords)]
+    is_none = bool(arguments) and isinstance(arguments[0], ast.Constant) and arguments[0].value is None
+    return name.startswith(_GENERATORS) and last in _SEEDED and bool(arguments) and not is_none
 
 
 def _lines_of(path: str) -> list[int]:
@@ -89,18 +89,18 @@ def _lines_of(path: str) -> list[int]:
     lines: set[int] = set()
     for node in nodes:
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-            taken = [] if id(node) in harmless else [node.iter]
+            sources = [] if id(node) in harmless else [node.iter]
         elif isinstance(node, ast.Starred):
-            taken = [node.value]
+            sources = [node.value]
         elif isinstance(node, ast.Call) and _called(node) in _ORDERED and id(node) not in harmless:
-            taken = list(node.args)
+            sources = list(node.args)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop":
-            taken = [] if node.args else [node.func.value]
+            sources = [] if node.args else [node.func.value]
         else:
-            taken = []
+            sources = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hash":
                 lines.add(node.lineno)
-        lines |= {part.lineno for part in taken if _is_set(part, names)}
+        lines |= {part.lineno for part in sources if _is_set(part, names)}
     return sorted(lines)
 
 
@@ -113,9 +113,9 @@ def _assigned(node: ast.AST, names: set[str]) -> list[str]:
     if isinstance(node, ast.Assign) and _is_set(node.value, names):
         return [_last(target) for target in node.targets if _last(target)]
     if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
-        named = ast.unparse(node.annotation).split("[")[0].rpartition(".")[2].lower()
+        annotation = ast.unparse(node.annotation).split("[")[0].rpartition(".")[2].lower()
         name = node.arg if isinstance(node, ast.arg) else _last(node.target)
-        return [name] if name and named in (*_MAKERS, "abstractset", "mutableset") else []
+        return [name] if name and annotation in (*_MAKERS, "abstractset", "mutableset") else []
     return []
 
 

@@ -82,10 +82,10 @@ class Steps:
             return False
         seen = self._wanted - 1 + len(self.digests)
         if self._rank:
-            said = self._box.get(_key(seen), self._timeout_s)
-            if said != ON:
-                self._keep(int(said))
-            return said == ON
+            word = self._box.get(_key(seen), self._timeout_s)
+            if word != ON:
+                self._keep(int(word))
+            return word == ON
         budget_s = max(LEAST_BUDGET_S, self._spent_s)
         another = self._wants_more(seen) and time.process_time() - self._spent_s < budget_s
         if another:
@@ -95,8 +95,8 @@ class Steps:
         return another
 
     def _wants_more(self, seen: int) -> bool:
-        known = self.loop.period()
-        needed = max(self._wanted - 1 + self._begins + known, seen + self.loop.steps_more(seen))
+        period = self.loop.period()
+        needed = max(self._wanted - 1 + self._begins + period, seen + self.loop.steps_more(seen))
         if seen < min(needed, MOST_STEPS):
             self._least = max(self._least, min(needed, MOST_STEPS) - self._wanted + 1)
             return True
@@ -106,9 +106,9 @@ class Steps:
 
     def _repetition(self) -> tuple[int, int] | None:
         """(steps before they repeat, the least period): as the conditions have it, or else as was seen twice."""
-        count, known = len(self.digests), self.loop.period()
-        least = SURE if known == 1 and self.loop.changes() else known
-        for period in (number for number in range(1, known + 1) if known % number == 0):
+        count, longest = len(self.digests), self.loop.period()
+        least = SURE if longest == 1 and self.loop.changes() else longest
+        for period in (number for number in range(1, longest + 1) if longest % number == 0):
             for first in range(self._begins + 1):
                 if count >= first + least and self._repeats(first, period):
                     return first, period
@@ -120,8 +120,8 @@ class Steps:
         return None
 
     def _repeats(self, first: int, period: int) -> bool:
-        kept = self.digests[first:]
-        return all(word == other for word, other in zip(kept, kept[period:], strict=False))
+        digests = self.digests[first:]
+        return all(word == other for word, other in zip(digests, digests[period:], strict=False))
 
     def _say_last(self) -> None:
         """Tell the others how many to run, and leave out what only repeats."""
@@ -156,7 +156,7 @@ class Steps:
             self._box.post(_key(self._wanted + self._ran), str(len(self.digests)).encode())
 
     @property
-    def kept(self) -> int | None:
+    def last_step(self) -> int | None:
         """The number of the last step that all ranks run; None where this one has come to none."""
         return self._wanted - 1 + len(self.digests) if self.digests else None
 
@@ -176,10 +176,10 @@ class Steps:
     def unseen(self) -> list[str]:
         """What may lie beyond the steps that were run."""
         seen = self._wanted - 1 + self._ran
-        found = self.loop.unseen(seen)
+        texts = self.loop.unseen(seen)
         if self._goes_on and not self._rank and self._ran and not self._period:
-            found.append(f"steps {self._wanted} to {seen} differ and were not seen to repeat: more are needed")
-        return found + [f"{words} was not evaluated, and {seen} steps were seen" for words in self._hidden]
+            texts.append(f"steps {self._wanted} to {seen} differ and were not seen to repeat: more are needed")
+        return texts + [f"{words} was not evaluated, and {seen} steps were seen" for words in self._hidden]
 
     def facts(self) -> dict[str, object]:
         """For the launcher."""

@@ -125,19 +125,19 @@ class _Overlay:
     def real_path(self, path: Any, follow: bool = True) -> str:
         """The one name of a file, links on the way to it followed."""
         todo = os.path.abspath(os.fsdecode(path)).split(os.sep)[:0:-1]
-        found, links = "", 0
+        whole, links = "", 0
         while todo:
-            part = f"{found}{os.sep}{todo.pop()}"
+            part = f"{whole}{os.sep}{todo.pop()}"
             target = self._target(part) if todo or follow else None
             if target is None:
-                found = part
+                whole = part
                 continue
             links += 1
             if links > _MOST_LINKS:
                 raise _error(errno.ELOOP, path)
-            todo += os.path.normpath(os.path.join(found or os.sep, target)).split(os.sep)[:0:-1]
-            found = ""
-        return found or os.sep
+            todo += os.path.normpath(os.path.join(whole or os.sep, target)).split(os.sep)[:0:-1]
+            whole = ""
+        return whole or os.sep
 
     def _target(self, whole: str) -> str | None:
         """Where a link leads; None for all else."""
@@ -231,14 +231,14 @@ class _Overlay:
         """What a folder holds, as the script sees it."""
         whole = self.real_path(path)
         here = self.to_read(whole)
-        found = set(_listdir(here))  # raises what it should
+        names = set(_listdir(here))  # raises what it should
         if here != whole and not self.is_removed(whole):
             with suppress(FileNotFoundError, NotADirectoryError):
-                found |= set(_listdir(whole))
-        held = (name for name in found if self._is_there(self.root + os.path.join(whole, name)))
-        return sorted({*held, *(name for name in found if os.path.join(whole, name) not in self.removed)})
+                names |= set(_listdir(whole))
+        own = (name for name in names if self._is_there(self.root + os.path.join(whole, name)))
+        return sorted({*own, *(name for name in names if os.path.join(whole, name) not in self.removed)})
 
-    def gone(self, whole: str) -> None:
+    def hide(self, whole: str) -> None:
         """What really is there is no more, for the script."""
         if self._is_there(whole):
             self.removed.add(whole)
@@ -255,7 +255,7 @@ class _Overlay:
             raise _error(errno.ENOTEMPTY, path)
         if here != whole:
             take(here)
-        self.gone(whole)
+        self.hide(whole)
 
 
 def short_place_for_sockets(folder: str) -> Callable[[], None]:
@@ -391,7 +391,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
                     over.to_write(source, keep=True, follow=False)
         _replace(over.to_read(source, False), over.to_write(target, follow=False))
         if over.follows(source):
-            over.gone(whole)
+            over.hide(whole)
         return None
 
     def making(name: str) -> Callable[..., None]:
@@ -446,8 +446,8 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
             raise _error(errno.EEXIST, target)
         if over.is_folder(source):
             raise _error(errno.EPERM, source)
-        one = over.to_write(source, keep=True, follow=False)  # what is written under either name is not the user's
-        real["link"](one, over.to_write(target, follow=False), **keywords)
+        place = over.to_write(source, keep=True, follow=False)  # what is written under either name is not the user's
+        real["link"](place, over.to_write(target, follow=False), **keywords)
 
     def access(path: object, mode: int, **keywords: object) -> bool:
         try:
@@ -484,7 +484,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     whole_functions = (os_open, symlink, link, access, chdir, getcwd, listdir, scandir)
     for function in whole_functions:
         replaced.set(os, function.__name__.removeprefix("os_"), function)
-    for made, names in {
+    for maker, names in {
         move_name: ("rename", "replace"),
         making: ("mkdir", "mkfifo", "mknod"),
         removing: ("remove", "unlink", "rmdir"),
@@ -493,6 +493,6 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     }.items():
         for name in names:
             if name in real:
-                replaced.set(os, name, move_name if made is move_name else made(name))  # type: ignore[operator]
+                replaced.set(os, name, move_name if maker is move_name else maker(name))  # type: ignore[operator]
     replaced.set(shutil, "_use_fd_functions", False)  # else whole trees are removed by descriptor, past all of this
     replaced.set(tempfile, "tempdir", None)

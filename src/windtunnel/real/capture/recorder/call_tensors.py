@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 def tensors_of(args: tuple[object, ...], kwargs: dict[str, object]) -> list[torch.Tensor]:
     """All tensors that a call takes, in the order of its arguments; those in lists too."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for a in args:
         if isinstance(a, torch.Tensor):
-            found.append(a)
+            tensors.append(a)
         elif isinstance(a, list | tuple):
-            _nested(a, found)
+            _nested(a, tensors)
     if kwargs:
         for a in kwargs.values():
             if isinstance(a, torch.Tensor):
-                found.append(a)
+                tensors.append(a)
             elif isinstance(a, list | tuple):
-                _nested(a, found)
-    return found
+                _nested(a, tensors)
+    return tensors
 
 
-def _nested(values: Iterable[object], found: list[torch.Tensor]) -> None:
+def _nested(values: Iterable[object], tensors: list[torch.Tensor]) -> None:
     for a in values:
         if isinstance(a, torch.Tensor):
-            found.append(a)
+            tensors.append(a)
         elif isinstance(a, list | tuple):
-            _nested(a, found)
+            _nested(a, tensors)
 
 
 def leaf_tensors(out: object) -> list[torch.Tensor]:
@@ -50,14 +50,14 @@ def leaf_tensors(out: object) -> list[torch.Tensor]:
 
 def written_tensors(facts: OpFacts, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
     """Those of its arguments that it writes in place."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for i in facts.written:
         if i < len(args):
-            _nested((args[i],), found)
+            _nested((args[i],), tensors)
     for name in facts.written_names:
         if name in kwargs:
-            _nested((kwargs[name],), found)
-    return found
+            _nested((kwargs[name],), tensors)
+    return tensors
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -63,20 +63,20 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return args[0]._fake_device
         sugar = self._sugar.get(types)
         if sugar is None:
-            sugar = self._sugar[types] = any(compat.desugars_first(one) for one in types)
+            sugar = self._sugar[types] = any(compat.desugars_first(kind) for kind in types)
         if sugar:
             return NotImplemented
         kwargs = kwargs or {}
         if self.unseen:
             return func(*args, **kwargs)
-        known = self._facts.get(id(func))
-        if known is None:
+        facts_of_func = self._facts.get(id(func))
+        if facts_of_func is None:
             if not isinstance(func, torch._ops.OpOverload) and str(func) == "run_dtensor_rng_op":
                 # (offset before, offset after, op, ...): DTensor's way to draw random numbers
                 with self:
                     return args[2](*args[3:], **kwargs)
-            known = self._facts[id(func)] = (facts_of(func), func)
-        facts = known[0]
+            facts_of_func = self._facts[id(func)] = (facts_of(func), func)
+        facts = facts_of_func[0]
         if facts.special or self.real_integers:
             return self._special(func, facts, args, kwargs)
         fakes = self._fakes
@@ -84,8 +84,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return self._ran(func, facts, args, kwargs, func(*args, **kwargs))
         if self._rewritten and not facts.view:
             self._rewritten, done = [], self._rewritten
-            for one in done:
-                if (view := one()) is not None:
+            for reference in done:
+                if (view := reference()) is not None:
                     compat.backward_as_strided(view)
         if facts.written and torch.is_grad_enabled() and args and type(args[0]) is self._fake and args[0]._is_view():
             self._rewritten.append(weakref.ref(args[0]))

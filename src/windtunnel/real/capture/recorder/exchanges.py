@@ -88,9 +88,9 @@ class Exchanges:
     def _land(self, call: Communication) -> None:
         in_flight = self._recorder.rows.in_flight
         for number, flights in list(in_flight.items()):
-            kept = [flight for flight in flights if flight.call is not call]
-            if kept:
-                in_flight[number] = kept
+            rest = [flight for flight in flights if flight.call is not call]
+            if rest:
+                in_flight[number] = rest
             else:
                 del in_flight[number]
 
@@ -105,9 +105,9 @@ class Exchanges:
         """The script waited for one."""
         if self._recorder.rows.in_flight:
             self._land(call)
-        found = self._issued.pop(id(call), None)
-        if found is not None:
-            self._recorder.rows.note("wait", "wait", {found[1]})
+        entry = self._issued.pop(id(call), None)
+        if entry is not None:
+            self._recorder.rows.note("wait", "wait", {entry[1]})
         if self.before is not None:
             self.before.on_wait(call)
 
@@ -119,8 +119,8 @@ class Exchanges:
 
     def fused(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
         """An op of `symm_mem` that exchanges and multiplies: the parts that it has, as one compiled graph."""
-        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-        self.symmetric.add(str(given["group_name"]))
+        arguments = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        self.symmetric.add(str(arguments["group_name"]))
         with self._recorder.where.one_graph():
             return compiler.unfused_exchange(func._schema.name.split("::")[1])(*args, **kwargs)
 
@@ -138,23 +138,23 @@ class Exchanges:
             out = self._answered(func, args, kwargs, inputs)
         finally:
             hand.depth -= 1
-        begun: list[Communication | None] = [*hand.begun[before:]]
+        calls: list[Communication | None] = [*hand.begun[before:]]
         del hand.begun[before:]
-        if begun and all(call is not None and _is_beside(call) for call in begun):
+        if calls and all(call is not None and _is_beside(call) for call in calls):
             return out
         outputs = leaf_tensors(out)
         ledger, writer = recorder.ledger, recorder.ledger.writer
         numbers = [ledger.number(t) for t in inputs]
         after = {writer[n] for n in numbers if n in writer}
         specs = tuple(recorder.rows.spec(t)[0] for t in inputs)
-        given = tuple(recorder.rows.spec(t)[0] for t in outputs)
+        output_specs = tuple(recorder.rows.spec(t)[0] for t in outputs)
         size = float(sum(recorder.rows.spec(t)[1] for t in inputs))
         place = self._place(inputs, after, facts.short.startswith("recv"))
         index = -1
-        for call in begun or [None]:
+        for call in calls or [None]:
             index = recorder.rows.note(
                 *(facts.name, "communication", after, specs),
-                outputs=given,
+                outputs=output_specs,
                 traffic=(size, size),
                 communication=call,
                 place=place,
@@ -163,20 +163,20 @@ class Exchanges:
                 self._issued[id(call)] = (call, index)
                 recorder.rows.lines[index] = recorder.journal.line
         written = _filled(facts, args, kwargs)
-        if begun and begun[-1] is not None and begun[-1].kind in _PARTS and len(set(map(id, written))) < len(written):
-            recorder.journal.note_overlap(begun[-1])
+        if calls and calls[-1] is not None and calls[-1].kind in _PARTS and len(set(map(id, written))) < len(written):
+            recorder.journal.note_overlap(calls[-1])
         filled = [*written, *outputs]
         for tensor in filled:
             n = ledger.number(tensor)
             writer[n] = index
             ledger.categories.setdefault(n, "communication")
-        if any(call is not None and call.kind in _MOVES for call in begun):
+        if any(call is not None and call.kind in _MOVES for call in calls):
             recorder.reader.values.moved(inputs, filled)
         if facts.name.startswith("_c10d_functional"):
             for tensor in outputs:
                 self._of_storage[ledger.number(tensor)] = index
-        elif begun and begun[-1] is not None:
-            self._fly(begun[-1], filled)
+        elif calls and calls[-1] is not None:
+            self._fly(calls[-1], filled)
         return out
 
     def _answered(self, func: OpOverload, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]) -> object:

@@ -139,18 +139,18 @@ def traffic(short: str, inputs: Sequence[int], outputs: Sequence[int], written: 
         outputs: bytes of each tensor it makes anew.
         written: positions in `inputs` of those it writes in place.
     """
-    made = sum(outputs)
+    new = sum(outputs)
     if short in LOOKUPS and inputs:
-        return float(made + sum(inputs[1:])), float(made)
+        return float(new + sum(inputs[1:])), float(new)
     if short in SCATTERS and inputs:
-        given = sum(inputs[1:])
+        values = sum(inputs[1:])
         touched = inputs[-1] if len(inputs) > 1 else 0
-        return float(given + touched), float(made or touched)
+        return float(values + touched), float(new or touched)
     if short == "embedding_dense_backward":
-        return float(sum(inputs)), float(made + (inputs[0] if inputs else 0))
+        return float(sum(inputs)), float(new + (inputs[0] if inputs else 0))
     changed = sum(inputs[i] for i in written)
     if short == "all_gather_copy_in":  # of FSDP: shards into their part of what will be gathered
         shards = float(sum(inputs[:-1]))
         return shards, shards
     read = sum(inputs) - changed if short in OVERWRITES or short.endswith("out") else sum(inputs)
-    return float(read), float(made + changed)
+    return float(read), float(new + changed)

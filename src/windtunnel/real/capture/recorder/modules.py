@@ -256,5 +256,5 @@ class Whereabouts:
 
 
 def _cleaned(name: str, module: torch.nn.Module) -> str:
-    kept = [part for part in name.split(".") if part not in _WRAPPERS]
-    return ".".join(kept) or type(module).__name__
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    return ".".join(parts) or type(module).__name__

@@ -138,12 +138,12 @@ def _scalars(
 
 
 def _causal(names: list[str]) -> Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]:
-    named = next((name for name in ("is_causal", "causal", "custom_mask_type") if name in names), None)
-    if named is None:
+    name = next((name for name in ("is_causal", "causal", "custom_mask_type") if name in names), None)
+    if name is None:
         return lambda args, kwargs: ()
-    at = names.index(named)
+    at = names.index(name)
 
     def read(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
-        return (("is_causal", bool(args[at] if at < len(args) else kwargs.get(named, False))),)
+        return (("is_causal", bool(args[at] if at < len(args) else kwargs.get(name, False))),)
 
     return read

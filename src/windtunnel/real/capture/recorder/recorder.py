@@ -105,7 +105,9 @@ class Recorder:
             if compat.fake_mode() is not None:
                 opening.callback(compat.around_reducer_integers(_Depth(self._mode, "real_integers")))
                 read = self.reader.read_value
-                in_threads = compat.on_reads_in_threads(lambda func, one: read(func, facts_of(func), (one,), {}, [one]))
+                in_threads = compat.on_reads_in_threads(
+                    lambda func, tensor: read(func, facts_of(func), (tensor,), {}, [tensor])
+                )
                 opening.callback(in_threads)
             opening.callback(compat.no_dispatch_rules())
             opening.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
@@ -190,7 +192,7 @@ class Recorder:
         self.ledger.events = later
         for _, number, gained in later:  # these belong to the step that begins: take them back from what it finds
             self._resident[number] = self._resident.get(number, 0) - gained
-        self._resident = {number: held for number, held in self._resident.items() if held > 0}
+        self._resident = {number: size for number, size in self._resident.items() if size > 0}
         self._answers = [a for a in self._answers if a.op >= ops]
         self.exchanges.forget(self._earlier)
         self._earlier = ops
@@ -215,13 +217,13 @@ class Recorder:
 
     def _assembled(self, ops: int, events: int) -> RankProgram:
         base, ledger = self.rows.base, self.ledger
-        made = ops_of(self.rows.rows[: ops - base], base, self.rows.lines)
-        last = max(0, len(made) - 1)
+        step_ops = ops_of(self.rows.rows[: ops - base], base, self.rows.lines)
+        last = max(0, len(step_ops) - 1)
         resident, memory = categorised(
             ledger.events[:events],
             self._resident,
             ledger.categories,
-            lambda i: made[i].phase if i < len(made) else "other",
+            lambda i: step_ops[i].phase if i < len(step_ops) else "other",
             base,
             last,
         )
@@ -229,7 +231,7 @@ class Recorder:
         return RankProgram(
             rank=self.rank,
             world_size=self.world_size,
-            ops=made,
+            ops=step_ops,
             memory=memory,
             resident=resident,
             answers=tuple(a._replace(op=a.op - base) for a in self._answers if base <= a.op < max(ops, base + 1)),
@@ -242,8 +244,8 @@ class Recorder:
     def _figures(self, base: int, last: int) -> dict[str, object]:
         seconds = round(time.perf_counter() - self._began_at, 3)
         parameters = sum(self._parameters.values())
-        found = measured(self.ledger, base, last, self.exchanges.symmetric)
-        return {"parameters": parameters, "seconds_to_capture": seconds, **found}
+        memory = measured(self.ledger, base, last, self.exchanges.symmetric)
+        return {"parameters": parameters, "seconds_to_capture": seconds, **memory}
 
     # ---- optimizers
 
@@ -294,10 +296,10 @@ class Recorder:
         """Python read what this rank made from its own data alone: others may hold something else."""
         self.own_reads[where] = None
 
-    def record_answer(self, what: str, told: object, where: str) -> None:
+    def record_answer(self, what: str, answer: object, where: str) -> None:
         """Python was told something that nobody computed."""
         self._guessed = self._guessed or "int" in what
-        self._answers.append(Answer(self.rows.count(), what, str(told), where))
+        self._answers.append(Answer(self.rows.count(), what, str(answer), where))
 
 
 class _Depth:

@@ -67,9 +67,9 @@ class Note:
 
     kind: str
     specs: tuple[TensorSpec, ...]  # of what it takes
-    given: tuple[TensorSpec, ...]  # of what it gives
+    output_specs: tuple[TensorSpec, ...]  # of what it gives
     sizes: list[int]  # bytes of what it takes, where its storages hold so much
-    made: tuple[int, ...]  # which outputs are new
+    new_outputs: tuple[int, ...]  # which outputs are new
     made_sizes: list[int]
     positions: list[int]  # of those that it writes in place
     flops: float
@@ -106,12 +106,12 @@ class Rows:
     def spec(self, tensor: torch.Tensor) -> tuple[TensorSpec, int]:
         """The spec of a tensor, and its bytes."""
         key = (tensor.shape, tensor.dtype, tensor.device.type)
-        found = self._specs.get(key)
-        if found is None:
+        spec_and_bytes = self._specs.get(key)
+        if spec_and_bytes is None:
             where = "device" if key[2] == self.device else "host"
             spec = TensorSpec(tuple(int(n) for n in key[0]), str(key[1]).removeprefix("torch."), where)
-            found = self._specs[key] = (spec, tensor.numel() * tensor.element_size())
-        return found
+            spec_and_bytes = self._specs[key] = (spec, tensor.numel() * tensor.element_size())
+        return spec_and_bytes
 
     def writers(self, tensors: Sequence[torch.Tensor]) -> set[int]:
         """The ops that wrote these last, of those that have been met."""
@@ -137,21 +137,21 @@ class Rows:
         written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else ()
         identities = {id(t) for t in written}
         positions = [i for i, t in enumerate(inputs) if id(t) in identities] if written else []
-        taken = set(numbers)
+        storages = set(numbers)
         new: list[int] = []
-        made: list[int] = []
+        new_storages: list[int] = []
         tensor_specs: list[TensorSpec] = []
         new_bytes: list[int] = []
         for place, tensor in enumerate(outputs):
             n = ledger.number(tensor)
             spec, size = self.spec(tensor)
             tensor_specs.append(spec)
-            if n not in taken:
+            if n not in storages:
                 new.append(place)
-                made.append(n)
+                new_storages.append(n)
                 new_bytes.append(size)
-        held, sizes = ledger.live, [size for _, size in specs]
-        fitting = [min(size, held.get(n, size)) for n, size in zip(numbers, sizes, strict=True)]
+        live, sizes = ledger.live, [size for _, size in specs]
+        fitting = [min(size, live.get(n, size)) for n, size in zip(numbers, sizes, strict=True)]
         devices = {s.device for s, _ in specs} | {s.device for s in tensor_specs}
         row = (
             *(facts.name, "copy" if facts.moves and len(devices) > 1 else "compute"),
@@ -160,14 +160,14 @@ class Rows:
             *traffic(facts.short, fitting, new_bytes, positions),
             facts.scalars(args, kwargs) if facts.scalars is not None else (),
         )
-        if entry is not None and len(taken) == len(numbers):
+        if entry is not None and len(storages) == len(numbers):
             _, kind, taken_specs, given_specs, flops, _, _, scalars = row
             entry.note = Note(
                 *(kind, taken_specs, given_specs, sizes, tuple(new), new_bytes, positions, flops),
                 *(*traffic(facts.short, sizes, new_bytes, positions), scalars, settings_number(args, kwargs)),
             )
         besides = settings_number(args, kwargs) if self.where.compiles else 0
-        self._issue(*row, inputs, numbers, fitting, positions, made, new_bytes, besides)
+        self._issue(*row, inputs, numbers, fitting, positions, new_storages, new_bytes, besides)
         return numbers, positions
 
     def write_again(
@@ -175,21 +175,21 @@ class Rows:
     ) -> tuple[list[int], list[int]] | None:
         """As `write`, where all that follows from the call is known; None: it must be done in full after all."""
         ledger = self.ledger
-        known, held = ledger.numbers, ledger.live
+        number_of, live = ledger.numbers, ledger.live
         numbers: list[int] = []
         fits = True
         for tensor, size in zip(inputs, note.sizes, strict=True):
-            n = known.get(_address(tensor))
+            n = number_of.get(_address(tensor))
             if n is None:
                 n = ledger.number(tensor)
             numbers.append(n)
-            if held.get(n, size) < size:
+            if live.get(n, size) < size:
                 fits = False
         if not fits or (note.positions and len(set(numbers)) < len(numbers)):
             return None
-        made = [ledger.number(outputs[place]) for place in note.made]
-        row = (facts.name, note.kind, note.specs, note.given, note.flops, note.read, note.wrote, note.scalars)
-        self._issue(*row, inputs, numbers, note.sizes, note.positions, made, note.made_sizes, note.numbers)
+        new_storages = [ledger.number(outputs[place]) for place in note.new_outputs]
+        row = (facts.name, note.kind, note.specs, note.output_specs, note.flops, note.read, note.wrote, note.scalars)
+        self._issue(*row, inputs, numbers, note.sizes, note.positions, new_storages, note.made_sizes, note.numbers)
         return numbers, note.positions
 
     def _issue(
@@ -197,7 +197,7 @@ class Rows:
         name: str,
         kind: str,
         specs: tuple[TensorSpec, ...],
-        given: tuple[TensorSpec, ...],
+        output_specs: tuple[TensorSpec, ...],
         flops: float,
         read: float,
         wrote: float,
@@ -206,7 +206,7 @@ class Rows:
         numbers: list[int],
         sizes: list[int],
         positions: list[int],
-        made: list[int],
+        new_storages: list[int],
         made_sizes: list[int],
         besides: int,
     ) -> None:
@@ -214,7 +214,7 @@ class Rows:
         if (
             self.ledger.device_type != "cpu"
             and is_aside()
-            and all(tensor_spec.device == "host" for tensor_spec in (*specs, *given))
+            and all(tensor_spec.device == "host" for tensor_spec in (*specs, *output_specs))
         ):
             return  # what the host does in another thread, while the GPU has its step
         if self.in_flight:
@@ -230,14 +230,14 @@ class Rows:
         lies = 0
         if self.where.compiles:
             reads = tuple((n, writer.get(n, -1), size) for n, size in zip(numbers, sizes, strict=True))
-            writes = (*((numbers[i], sizes[i]) for i in positions), *zip(made, made_sizes, strict=True))
+            writes = (*((numbers[i], sizes[i]) for i in positions), *zip(new_storages, made_sizes, strict=True))
             lies = hash((besides, *((t.storage_offset(), *t.stride()) for t in inputs))) & 0xFFFFFFFF
         for position in positions:
             writer[numbers[position]] = index
-        for n in made:
+        for n in new_storages:
             writer[n] = index
         issued_on = place.stream if not stream and place.phase == "backward" else stream
-        row = (name, kind, specs, given, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
+        row = (name, kind, specs, output_specs, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
         self._append((*row, reads, writes, lies))
 
     def _look_for_races(self, inputs: list[torch.Tensor], numbers: list[int]) -> None:

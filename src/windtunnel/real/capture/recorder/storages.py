@@ -66,8 +66,8 @@ class Ledger:
 
     def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's storage, which is met now if it was not before."""
-        found = self.numbers.get(self._address(tensor))
-        return self._meet(tensor.untyped_storage(), tensor.device.type) if found is None else found
+        number = self.numbers.get(self._address(tensor))
+        return self._meet(tensor.untyped_storage(), tensor.device.type) if number is None else number
 
     def number_if_known(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor's storage if it was met before."""
@@ -77,7 +77,7 @@ class Ledger:
         key, number = storage._cdata, self._next
         self._next += 1
         self.numbers[key] = number
-        reference = _StorageRef(storage, self._gone)
+        reference = _StorageRef(storage, self._release)
         reference.key, reference.number = key, number
         self._references[number] = reference
         if device_type == self.device_type:
@@ -90,7 +90,7 @@ class Ledger:
         if number is not None and number in self.live:
             self._change(number, bytes_now - self.live[number])
 
-    def _gone(self, reference: _StorageRef) -> None:
+    def _release(self, reference: _StorageRef) -> None:
         number = reference.number
         if self.numbers.get(reference.key) == number:
             del self.numbers[reference.key]
@@ -98,9 +98,9 @@ class Ledger:
         self.writer.pop(number, None)
         if self.on_gone is not None:
             self.on_gone(number)
-        held = self.live.get(number)
-        if held is not None:
-            self._change(number, -held)
+        size = self.live.get(number)
+        if size is not None:
+            self._change(number, -size)
             del self.live[number]
 
     def _change(self, number: int, gained: int) -> None:
@@ -127,7 +127,7 @@ class Ledger:
         self.events = []
         self.peak_bytes, self.peak_at, self.peak_frames = self.current_bytes, -1, ()
         self.categories = {number: c for number, c in self.categories.items() if number in self.live}
-        return {number: held for number, held in self.live.items() if held}
+        return {number: size for number, size in self.live.items() if size}
 
     def close(self) -> None:
         """Stop watching."""
@@ -138,12 +138,12 @@ class Ledger:
 def frames_here(skip: int) -> Frames:
     """The Python stack, innermost first, cheaply: code objects and lines, to be worded later."""
     frame = sys._getframe(skip)
-    found: list[tuple[CodeType, int]] = []
+    frames: list[tuple[CodeType, int]] = []
     at: FrameType | None = frame
-    while at is not None and len(found) < _DEEPEST_STACK:
-        found.append((at.f_code, at.f_lineno))
+    while at is not None and len(frames) < _DEEPEST_STACK:
+        frames.append((at.f_code, at.f_lineno))
         at = at.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 def worded(frames: Frames, own: Callable[[str], bool]) -> tuple[str, ...]:
@@ -179,9 +179,9 @@ def categorised(
             went[number] = op
 
     def category(number: int) -> str:
-        known = categories.get(number)
-        if known:
-            return known
+        certain = categories.get(number)
+        if certain:
+            return certain
         if number in resident or number not in came:
             return "other"
         born = phase_of(min(came[number] - base, last))
@@ -190,7 +190,7 @@ def categorised(
             return "activation"
         return "temporary" if died else "other"
 
-    there = tuple(MemoryEvent(-1, number, held, category(number)) for number, held in sorted(resident.items()))
+    there = tuple(MemoryEvent(-1, number, size, category(number)) for number, size in sorted(resident.items()))
     came_and_went = (
         MemoryEvent(max(0, min(op - base, last)), number, gained, category(number)) for op, number, gained in events
     )

@@ -34,10 +34,10 @@ class StreamOrder:
         self._current = 0
 
     def _of(self, stream: int) -> _Stream:
-        found = self._streams.get(stream)
-        if found is None:
-            found = self._streams[stream] = _Stream()
-        return found
+        entry = self._streams.get(stream)
+        if entry is None:
+            entry = self._streams[stream] = _Stream()
+        return entry
 
     def current_stream(self) -> int:
         """The stream that ops are issued on."""
@@ -57,8 +57,8 @@ class StreamOrder:
         stream = self._streams[self._current]
         if not stream.pending:
             return _NOTHING
-        taken, stream.pending = stream.pending, set()
-        return taken
+        pending, stream.pending = stream.pending, set()
+        return pending
 
     def moment(self, stream: int) -> Moment:
         """An event recorded on a stream now."""

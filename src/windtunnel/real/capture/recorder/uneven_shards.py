@@ -16,7 +16,7 @@ def tails_of(parameters: Iterable[torch.Tensor]) -> dict[Members, set[int]]:
     """Of the groups that share a parameter (a DTensor): the places in each at which parts become shorter."""
     import torch.distributed as dist
 
-    found: dict[Members, set[int]] = {}
+    tails: dict[Members, set[int]] = {}
     for parameter in parameters:
         lengths = [int(length) for length in parameter.shape]
         for dimension, placement in enumerate(getattr(parameter, "placements", ())):
@@ -31,5 +31,5 @@ def tails_of(parameters: Iterable[torch.Tensor]) -> dict[Members, set[int]]:
                 lengths[along] = -(-lengths[along] // size)
             if places:
                 members = tuple(dist.get_process_group_ranks(parameter.device_mesh.get_group(dimension)))
-                found.setdefault(members, set()).update(places)
-    return found
+                tails.setdefault(members, set()).update(places)
+    return tails

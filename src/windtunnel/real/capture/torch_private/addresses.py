@@ -73,8 +73,8 @@ def addresses_looked_at() -> Replacements:
         with UsedMap():
             begin(self, *args, **kwargs)
 
-    def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-        return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    def same_storage(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+        return bool(tensor.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
     return Replacements(
         (dist.Reducer, "__init__", reducer),

@@ -32,9 +32,9 @@ def on_compiled(context: Context) -> Callable[[], None]:
     import torch
     from torch._dynamo.eval_frame import OptimizeContext, innermost_backend
 
-    def is_compiled(context: OptimizeContext, function: object, made: object) -> bool:
-        named = getattr(innermost_backend(context.callback), "compiler_name", "")
-        return named == "inductor" and not isinstance(function, torch.nn.Module | type)
+    def is_compiled(context: OptimizeContext, function: object, result: object) -> bool:
+        compiler = getattr(innermost_backend(context.callback), "compiler_name", "")
+        return compiler == "inductor" and not isinstance(function, torch.nn.Module | type)
 
     return _around_made(OptimizeContext, is_compiled, context)
 
@@ -47,10 +47,10 @@ def on_disabled(context: Context) -> Callable[[], None]:
     """
     from torch._dynamo.eval_frame import DisableContext
 
-    def is_disabled(context: DisableContext, function: object, made: object) -> bool:
-        if not context.wrapping or isinstance(function, type) or not callable(made):
+    def is_disabled(context: DisableContext, function: object, result: object) -> bool:
+        if not context.wrapping or isinstance(function, type) or not callable(result):
             return False
-        return not hasattr(made, "_orig_mod")  # a module keeps its type
+        return not hasattr(result, "_orig_mod")  # a module keeps its type
 
     return _around_made(DisableContext, is_disabled, context)
 
@@ -64,8 +64,8 @@ def _around_made(
     old = made_by.__call__
 
     def called(self: object, function: object) -> object:
-        made = old(self, function)
-        return in_context(context, made) if wanted(self, function, made) else made
+        result = old(self, function)
+        return in_context(context, result) if wanted(self, function, result) else result
 
     return Replacements((made_by, "__call__", called)).undo
 
@@ -99,5 +99,5 @@ def unfused_exchange(short: str) -> Callable[..., object]:
     """
     from torch.distributed import _symmetric_memory
 
-    made: Callable[..., object] = getattr(_symmetric_memory, f"_{short}_fallback")
-    return made
+    fallback: Callable[..., object] = getattr(_symmetric_memory, f"_{short}_fallback")
+    return fallback

@@ -107,8 +107,8 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
     class DeviceOf(Device):
         """`torch.cuda.device_of`: that of a tensor."""
 
-        def __init__(self, held: torch.Tensor) -> None:
-            super().__init__(held.device if held.is_cuda else state.device)
+        def __init__(self, tensor: torch.Tensor) -> None:
+            super().__init__(tensor.device if tensor.is_cuda else state.device)
 
     answers: dict[str, object] = {
         "is_available": lambda: True,
@@ -165,12 +165,12 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
 def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, type, type]) -> None:
     stream_class, event_class, on_stream = classes
     cuda = torch.cuda
-    known: dict[int, object] = {}
+    streams: dict[int, object] = {}
 
     def current(device: torch.device = None) -> torch.cuda.Stream:
-        if state.stream not in known:
-            known[state.stream] = stream_class(device=state.device, stream_id=state.stream)
-        return known[state.stream]
+        if state.stream not in streams:
+            streams[state.stream] = stream_class(device=state.device, stream_id=state.stream)
+        return streams[state.stream]
 
     def default(device: torch.device = None) -> torch.cuda.Stream:
         return stream_class(device=state.device, stream_id=0)
@@ -241,17 +241,17 @@ def _memory(patches: Replacements, state: PretendedCuda) -> None:
 
     def stats(device: torch.device = None) -> dict[str, int]:
         now, peak = state.allocated_bytes(), state.peak_bytes()
-        found: dict[str, int] = {"num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0}
+        figures: dict[str, int] = {"num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0}
         for kind in ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes"):
             for pool in ("all", "small_pool", "large_pool"):
                 whole = pool != "small_pool" and kind != "inactive_split_bytes"
-                found |= {
+                figures |= {
                     f"{kind}.{pool}.current": now if whole else 0,
                     f"{kind}.{pool}.peak": peak if whole else 0,
                     f"{kind}.{pool}.allocated": now if whole else 0,
                     f"{kind}.{pool}.freed": 0,
                 }
-        return found
+        return figures
 
     now, peak = lambda device=None: state.allocated_bytes(), lambda device=None: state.peak_bytes()
     reset = lambda device=None: state.reset_peak()  # noqa: E731

@@ -38,8 +38,8 @@ def require_tried_torch() -> None:
     version = str(torch.__version__)
     if ".".join(version.split(".")[:2]) in TRIED:
         return
-    tried = ", ".join(f"{v}.x" for v in TRIED)
-    problem = f"PyTorch {version}: virtual peers rely on internals that were checked on {tried} only"
+    releases = ", ".join(f"{v}.x" for v in TRIED)
+    problem = f"PyTorch {version}: virtual peers rely on internals that were checked on {releases} only"
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     if tuple(numbers) < OLDEST and os.environ.get(ANY_TORCH) != "1":
         raise UntriedTorchError(f"{problem}; install one of these, or set {ANY_TORCH}=1 to try this one")

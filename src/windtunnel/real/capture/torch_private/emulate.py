@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], None]) -> None:
+def checkpoints_of_one_rank(replacements: Replacements, report: Callable[[str], None]) -> None:
     """`torch.distributed.checkpoint` saves and loads what the real rank holds, and nobody else.
 
     Its planners gather a plan from every rank, which would be this rank's n times: duplicates are given to whichever
@@ -23,13 +23,13 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
 
     wrapper = utils._DistWrapper
     init = wrapper.__init__
-    said: list[bool] = []
+    reports: list[bool] = []
 
     @functools.wraps(init)
     def init_alone(self: object, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
-        if use_dist and not said:
-            said.append(True)
-            told("checkpoints hold the real rank's part only: they resume here, not on a cluster")
+        if use_dist and not reports:
+            reports.append(True)
+            report("checkpoints hold the real rank's part only: they resume here, not on a cluster")
         init(self, group, False, coordinator_rank)
 
     def partial_is_fine(*_: object, **__: object) -> list[str]:

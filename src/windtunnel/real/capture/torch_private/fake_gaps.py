@@ -54,10 +54,10 @@ def data_that_moves() -> Replacements:
     def assign(self: torch.Tensor, new: torch.Tensor) -> None:
         if isinstance(new, FakeTensor) and type(self) in (torch.Tensor, torch.nn.Parameter):
             is_parameter = isinstance(self, torch.nn.Parameter)
-            made = new.detach().requires_grad_(self.requires_grad)
-            torch._C._swap_tensor_impl(self, made)
+            fake = new.detach().requires_grad_(self.requires_grad)
+            torch._C._swap_tensor_impl(self, fake)
             self.__class__ = FakeTensor
-            vars(self).update(vars(made), **({"_is_param": True} if is_parameter else {}))
+            vars(self).update(vars(fake), **({"_is_param": True} if is_parameter else {}))
             return
         data.__set__(self, new)
         if isinstance(new, FakeTensor):
@@ -77,11 +77,11 @@ def lists_of_fakes() -> Replacements:
             return one_by_one(self)
         if self.constant is not None:
             return self.constant.tolist()
-        one = self.detach().reshape(-1)[:1].sum().item()
-        made: object = one
+        number = self.detach().reshape(-1)[:1].sum().item()
+        nested: object = number
         for size in reversed(self.shape):
-            made = [made] * size if not isinstance(made, list) else [list(made) for _ in range(size)]
-        return made
+            nested = [nested] * size if not isinstance(nested, list) else [list(nested) for _ in range(size)]
+        return nested
 
     return Replacements((FakeTensor, "tolist", tolist))
 
@@ -122,12 +122,12 @@ def tensors_of_fakes() -> Iterator[None]:
     make = torch.tensor
 
     def holds(data: object) -> bool:
-        return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(one) for one in data))
+        return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(part) for part in data))
 
     def read(data: object) -> object:
         if isinstance(data, FakeTensor):
             return data.tolist()
-        return [read(one) for one in data] if isinstance(data, list | tuple) else data
+        return [read(part) for part in data] if isinstance(data, list | tuple) else data
 
     @functools.wraps(make)
     def tensor(data: object, *args: object, **kwargs: object) -> torch.Tensor:
@@ -177,20 +177,20 @@ def copies_of_fakes() -> Replacements:
                 "Only Tensors created explicitly by the user support the deepcopy protocol at the moment"
             )
         with torch.no_grad():
-            made = self.clone()
+            clone = self.clone()
         if isinstance(self, torch.nn.Parameter):
             of = torch.nn.Parameter if type(self) is FakeTensor else type(self)
-            made = of(made, requires_grad=self.requires_grad)
+            clone = of(clone, requires_grad=self.requires_grad)
         elif self.requires_grad:
-            made.requires_grad_()
-        if self.constant is not None and made.constant is None:
+            clone.requires_grad_()
+        if self.constant is not None and clone.constant is None:
             with outside_modes():
-                known = self.constant.clone()
-            set_known_value(made, known)
-        memo[id(self)] = made
+                value = self.constant.clone()
+            set_known_value(clone, value)
+        memo[id(self)] = clone
         if self.grad is not None:
-            made.grad = deepcopy(self.grad, memo)
-        return made
+            clone.grad = deepcopy(self.grad, memo)
+        return clone
 
     return Replacements((FakeTensor, "__deepcopy__", deepcopy))
 
@@ -220,9 +220,9 @@ def parts_of_storages() -> Replacements:
         if step != 1:
             raise RuntimeError(f"Trying to slice with a step of {step}, but only a step of 1 is supported")
         with outside_modes():
-            made = Part(max(0, end - begin), device="meta")
-        made.whole, made.begin = getattr(self, "whole", self), getattr(self, "begin", 0) + begin
-        return made
+            storage = Part(max(0, end - begin), device="meta")
+        storage.whole, storage.begin = getattr(self, "whole", self), getattr(self, "begin", 0) + begin
+        return storage
 
     def set_(
         self: torch.Tensor,
@@ -239,10 +239,10 @@ def parts_of_storages() -> Replacements:
         size = (source.nbytes() // self.itemsize,) if size is None else tuple(size)
         stride = plain.empty(size, device="meta").stride() if stride is None else tuple(stride)
         begin = getattr(source, "begin", 0) // self.itemsize + storage_offset
-        made = plain.empty(0, dtype=self.dtype, device=device)
-        set_to(made, whole, begin, size, stride)
-        torch._C._swap_tensor_impl(self, made)
-        vars(self).update(vars(made))
+        view = plain.empty(0, dtype=self.dtype, device=device)
+        set_to(view, whole, begin, size, stride)
+        torch._C._swap_tensor_impl(self, view)
+        vars(self).update(vars(view))
         return self
 
     return Replacements(
@@ -262,12 +262,12 @@ def factories_of_kernels() -> Replacements:
 
     own = AsItIs("torch")
     vars(own).update(vars(torch))
-    held = [
+    modules = [
         module
         for name, module in sys.modules.items()
         if name.startswith(_KERNELS) and vars(module).get("torch") is torch
     ]
-    return Replacements(*((module, "torch", own) for module in held))
+    return Replacements(*((module, "torch", own) for module in modules))
 
 
 def parameters_of_other_classes() -> Replacements:
@@ -284,23 +284,23 @@ def parameters_of_other_classes() -> Replacements:
         def new(_: type, *args: object, **kwargs: object) -> object:
             return of.__new__(of, *args, **kwargs)
 
-        begin = next(vars(one)["__init__"] for one in of.__mro__ if "__init__" in vars(one))
+        begin = next(vars(base)["__init__"] for base in of.__mro__ if "__init__" in vars(base))
         content = {"__new__": new, "__init__": begin}  # that of a fake tensor passes nothing on
         return type(of)(of.__name__, (FakeTensor, of), content | {"__module__": of.__module__})
 
-    def of_class(made: torch.Tensor, of: type) -> torch.Tensor:
+    def of_class(tensor: torch.Tensor, of: type) -> torch.Tensor:
         """The same tensor, of another class, whose objects may lie otherwise (`__slots__`)."""
         with outside_modes():
-            held = torch.Tensor._make_subclass(fake_of(of), plain.empty(0, device="meta"))
-        torch._C._swap_tensor_impl(held, made)
-        vars(held).update(vars(made))
-        return held
+            result = torch.Tensor._make_subclass(fake_of(of), plain.empty(0, device="meta"))
+        torch._C._swap_tensor_impl(result, tensor)
+        vars(result).update(vars(tensor))
+        return result
 
     def parameter(of: type, data: torch.Tensor | None = None, requires_grad: bool = True) -> torch.Tensor:
         if isinstance(data, FakeTensor) and type(data) is not FakeTensor:
             data = data.detach()  # `module.to(...)` makes one of each fake parameter; of a real one it sets the data
-        made = make(of, data, requires_grad)
-        return of_class(made, of) if of is not torch.nn.Parameter and type(made) is FakeTensor else made
+        tensor = make(of, data, requires_grad)
+        return of_class(tensor, of) if of is not torch.nn.Parameter and type(tensor) is FakeTensor else tensor
 
     as_subclass = torch.Tensor.as_subclass
 
@@ -343,8 +343,8 @@ def _unpickled(
 
     if value is not None:
         return torch.tensor(value, dtype=dtype, device=device)
-    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+    tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
 def random_states() -> Replacements:
@@ -390,5 +390,5 @@ def random_dtensors() -> Replacements:
     return Replacements(
         (_random.OffsetBasedRNGTracker, "_distribute_region", region),
         (_random.OffsetBasedRNGTracker, "_get_device_state", state),
-        (_random.OffsetBasedRNGTracker, "_set_device_state", lambda self, given: None),
+        (_random.OffsetBasedRNGTracker, "_set_device_state", lambda self, state: None),
     )

@@ -34,17 +34,17 @@ def uncompiled_internals() -> Iterator[None]:
     """
     import torch._dynamo
 
-    wrap, met = torch._dynamo.disable, []
+    wrap, functions = torch._dynamo.disable, []
 
     def disable(fn: object = None, recursive: bool = True, *, reason: object = None, wrapping: bool = True) -> object:
         if wrapping or fn is None:
             return wrap(fn, recursive, reason=reason, wrapping=wrapping)
-        met.append(fn)
+        functions.append(fn)
         return fn
 
     with Replacements((torch._dynamo, "disable", disable)):
         yield
-        for fn in met:
+        for fn in functions:
             vars(fn).pop("__dynamo_disable", None)
 
 
@@ -63,8 +63,8 @@ def numpy_of_fakes() -> Replacements:
         constant = self.constant
         if constant is not None:
             return old(constant, force=force)
-        one = self.detach().reshape(-1)[:1].sum().item() if self.numel() else 0
-        return np.full(tuple(self.shape), one)
+        number = self.detach().reshape(-1)[:1].sum().item() if self.numel() else 0
+        return np.full(tuple(self.shape), number)
 
     def array(self: torch.Tensor, dtype: torch.dtype = None) -> object:
         if not isinstance(self, fake_tensor):
@@ -127,21 +127,22 @@ def swappable_fakes() -> Replacements:
     fake_tensor = fake_tensor_class()
     old = torch.utils.swap_tensors
 
-    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
-        for tensor in (one, other):
+    def swap_tensors(first: torch.Tensor, other: torch.Tensor) -> None:
+        for tensor in (first, other):
             if isinstance(tensor, fake_tensor):
                 memo = tensor.fake_mode.fake_tensor_converter.meta_converter.tensor_memo
                 for key in [getattr(reference, "key", None) for reference in weakref.getweakrefs(tensor)]:
                     if key is not None and memo.get(key) is tensor:
                         del memo[key]
-        as_data = type(one) is not fake_tensor or weakref.getweakrefs(one)  # the script made its class, or refers to it
-        if isinstance(one, fake_tensor) and isinstance(other, fake_tensor) and as_data:
-            one.data = other  # as `module.to(...)` does with real ones
+        # The script made its class, or refers to it.
+        as_data = type(first) is not fake_tensor or weakref.getweakrefs(first)
+        if isinstance(first, fake_tensor) and isinstance(other, fake_tensor) and as_data:
+            first.data = other  # as `module.to(...)` does with real ones
             return
-        attributes = vars(one)
-        old(one, other)
-        if isinstance(one, fake_tensor) and not torch.__future__.get_swap_module_params_on_conversion():
-            vars(one).update({name: value for name, value in attributes.items() if name not in vars(one)})
+        attributes = vars(first)
+        old(first, other)
+        if isinstance(first, fake_tensor) and not torch.__future__.get_swap_module_params_on_conversion():
+            vars(first).update({name: value for name, value in attributes.items() if name not in vars(first)})
 
     return Replacements((torch.utils, "swap_tensors", swap_tensors))
 

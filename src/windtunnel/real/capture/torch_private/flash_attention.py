@@ -82,21 +82,21 @@ def attention_functions() -> dict[str, Callable[..., object]]:
         out, lse = attend(q, k, v, ends, longest, dropout_p, softmax_scale, causal, window_size)
         return answer(out, lse, return_attn_probs)
 
-    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *more: object, **named: Any) -> object:
-        return flash_attn_func(*qkv.unbind(2), *more, **named)
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *more: object, **kwargs: Any) -> object:
+        return flash_attn_func(*qkv.unbind(2), *more, **kwargs)
 
-    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **named: Any) -> object:
-        return flash_attn_func(q, *kv.unbind(2), *more, **named)
+    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **kwargs: Any) -> object:
+        return flash_attn_func(q, *kv.unbind(2), *more, **kwargs)
 
     def flash_attn_varlen_qkvpacked_func(
-        qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *more: Any, **named: Any
+        qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *more: Any, **kwargs: Any
     ) -> object:
         ends = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
         q, k, v = qkv.unbind(1)
-        return flash_attn_varlen_func(q, k, v, *ends, *more, **named)
+        return flash_attn_varlen_func(q, k, v, *ends, *more, **kwargs)
 
-    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **named: Any) -> object:
-        return flash_attn_varlen_func(q, *kv.unbind(1), *more, **named)
+    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **kwargs: Any) -> object:
+        return flash_attn_varlen_func(q, *kv.unbind(1), *more, **kwargs)
 
     def _flash_attn_forward(
         q: torch.Tensor,
@@ -154,10 +154,10 @@ def attention_functions() -> dict[str, Callable[..., object]]:
     ) -> None:
         dout, q, k, v, out, lse = of
         none = q.new_empty((0,), dtype=torch.int64)
-        found = aten._flash_attention_backward(
+        gradients = aten._flash_attention_backward(
             dout, q, k, v, out, lse, *ends, *longest, p, causal, none, none, scale=scale
         )
-        for place, value in zip(into, found, strict=True):
+        for place, value in zip(into, gradients, strict=True):
             if place is not None:
                 place.copy_(value)
 

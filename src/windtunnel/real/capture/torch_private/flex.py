@@ -49,8 +49,8 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
             out = out[..., :width] if more > 0 else out
         else:
             if key.shape[1] != heads:
-                key, value = (one.repeat_interleave(heads // one.shape[1], 1) for one in (key, value))
-            keep = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+                key, value = (tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (key, value))
+            keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
             out, lse, *_ = aten._scaled_dot_product_efficient_attention(
                 query, key, value, None, keep, 0.0, causal, scale=scale
             )
@@ -69,8 +69,8 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
             mask = mask.unsqueeze(0)
         *outer, rows, columns = mask.shape
         shape = (*outer, -(-rows // Q_BLOCK_SIZE), -(-columns // KV_BLOCK_SIZE))
-        made = [torch.empty(shape, dtype=torch.int8, device=mask.device) for _ in range(2)]
-        return made[0], made[1] if separate_full_blocks else None
+        tables = [torch.empty(shape, dtype=torch.int8, device=mask.device) for _ in range(2)]
+        return tables[0], tables[1] if separate_full_blocks else None
 
     return Replacements(
         (flex, "flex_attention_hop", kernel),

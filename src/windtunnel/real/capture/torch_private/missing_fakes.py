@@ -46,8 +46,8 @@ def _backward_reduce(
     sums = [_statistics(x, channels) if input_grad else None for _ in range(2)]
     like = weight if weight is not None else x
     ours = [
-        plain.empty((channels,), dtype=like.dtype, device=x.device) if given else None
-        for given in (weight_grad, bias_grad)
+        plain.empty((channels,), dtype=like.dtype, device=x.device) if is_needed else None
+        for is_needed in (weight_grad, bias_grad)
     ]
     return (*sums, *ours)
 
@@ -79,7 +79,7 @@ def register_missing_fakes() -> torch.library.Library:
     """Give these ops their fake forms; what a version of PyTorch has already is left alone."""
     library = torch.library.Library("aten", "IMPL")
     for name, form in _FORMS.items():
-        known = torch._C._dispatch_has_kernel(f"aten::{name}")
-        if known and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+        has_kernel = torch._C._dispatch_has_kernel(f"aten::{name}")
+        if has_kernel and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             library.impl(name, form, "Meta")
     return library

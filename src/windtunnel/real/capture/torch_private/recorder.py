@@ -138,14 +138,14 @@ def no_dispatch_rules() -> Callable[[], None]:
     """
     from torch._library import simple_registry
 
-    asked, holder = simple_registry.find_torch_dispatch_rule, simple_registry.GenericTorchDispatchRuleHolder
-    code, register = asked.__code__, holder.register
+    find_rule, holder = simple_registry.find_torch_dispatch_rule, simple_registry.GenericTorchDispatchRuleHolder
+    code, register = find_rule.__code__, holder.register
 
     def no_rule(op: object, torch_dispatch_class: object) -> None:
         return None
 
     def undo() -> None:
-        asked.__code__ = code
+        find_rule.__code__ = code
         holder.register = register
 
     def registered(self: object, *args: object, **kwargs: object) -> object:
@@ -153,7 +153,7 @@ def no_dispatch_rules() -> Callable[[], None]:
         return register(self, *args, **kwargs)
 
     if not any(entry.torch_dispatch_rules._data for entry in simple_registry.singleton._data.values()):
-        asked.__code__ = no_rule.__code__
+        find_rule.__code__ = no_rule.__code__
         holder.register = registered
     return undo
 
@@ -262,8 +262,8 @@ def may_be_cached(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwarg
 
 def attributes_of_a_fake(fake: torch.Tensor) -> dict[str, object]:
     """What every fake tensor of a mode and a device carries."""
-    kept = {name: value if name in ("fake_mode", "_fake_device") else None for name, value in vars(fake).items()}
-    return {name: value for name, value in kept.items() if name != "_is_param"}
+    attributes = {name: value if name in ("fake_mode", "_fake_device") else None for name, value in vars(fake).items()}
+    return {name: value for name, value in attributes.items() if name != "_is_param"}
 
 
 _empty_strided = torch._C._VariableFunctions.empty_strided  # as torch.empty_strided, without a Python frame
@@ -289,7 +289,7 @@ def made_fake(
     fake: torch.Tensor, element: torch.Tensor, device: torch.device, attributes: dict[str, object]
 ) -> torch.Tensor:
     """As `FakeTensor.__new__`, for one of whom all is known; `attributes` name its device too."""
-    made = _make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
-    _no_data_pointer(made)
-    made.__dict__.update(attributes)
-    return made
+    tensor = _make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
+    _no_data_pointer(tensor)
+    tensor.__dict__.update(attributes)
+    return tensor

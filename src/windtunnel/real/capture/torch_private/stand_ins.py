@@ -58,22 +58,22 @@ def stand_ins(names: Sequence[str], launch: Launch, note: Callable[[str], None])
     if not names:
         yield
         return
-    made: dict[str, Content] = {}
+    modules: dict[str, Content] = {}
     makers = {"flash_attn": _flash_attn, "flash_attn_interface": _flash_attn_3, "kernels": _kernels}
     makers["grouped_gemm"] = _grouped_gemm
     for name in names:
-        made |= makers[name](launch)
+        modules |= makers[name](launch)
         note(
             f"{name} is not installed here: its {'products are' if name == 'grouped_gemm' else 'attention is'} recorded"
             " as PyTorch's own, the same kernel; its other kernels as one op of their tensors each"
         )
-    before = {name: sys.modules.get(name) for name in made}
+    before = {name: sys.modules.get(name) for name in modules}
     for name in names:
-        for word in [one for one in sys.modules if one.partition(".")[0] == name]:
+        for word in [module for module in sys.modules if module.partition(".")[0] == name]:
             before.setdefault(word, sys.modules.pop(word))
-    for name, content in made.items():
-        sys.modules[name] = _module(name, content, is_package=any(word.startswith(f"{name}.") for word in made))
-    for name in made:
+    for name, content in modules.items():
+        sys.modules[name] = _module(name, content, is_package=any(word.startswith(f"{name}.") for word in modules))
+    for name in modules:
         parent, _, last = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], last, sys.modules[name])
@@ -121,8 +121,8 @@ def _one_kernel(launch: Launch) -> Callable[..., torch.Tensor]:
             context: torch.autograd.function.FunctionCtx, name: str, like: torch.Tensor, *tensors: object
         ) -> torch.Tensor:
             out = torch.empty_like(like)
-            given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-            launch(name, [*given, out])
+            inputs = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+            launch(name, [*inputs, out])
             context.name, context.tensors = name, tensors
             return out
 
@@ -130,10 +130,13 @@ def _one_kernel(launch: Launch) -> Callable[..., torch.Tensor]:
         def backward(
             context: torch.autograd.function.FunctionCtx, grad: torch.Tensor
         ) -> tuple[torch.Tensor | None, ...]:
-            found = [torch.empty_like(one) if needed else None for one, needed in _needed(context)]
-            given = [tensor for tensor in context.tensors if isinstance(tensor, torch.Tensor)]
-            launch(f"{context.name}_backward", [grad, *given, *(one for one in found if one is not None)])
-            return (None, None, *found)
+            gradients = [torch.empty_like(tensor) if needed else None for tensor, needed in _needed(context)]
+            inputs = [tensor for tensor in context.tensors if isinstance(tensor, torch.Tensor)]
+            launch(
+                f"{context.name}_backward",
+                [grad, *inputs, *(gradient for gradient in gradients if gradient is not None)],
+            )
+            return (None, None, *gradients)
 
     def _needed(context: torch.autograd.function.FunctionCtx) -> list[tuple[torch.Tensor, bool]]:
         return list(zip(context.tensors, context.needs_input_grad[2:], strict=True))
@@ -168,8 +171,8 @@ def _flash_attn(launch: Launch) -> dict[str, Content]:
         out = kernel(name, x, added, weight, bias)
         return (out, added) if prenorm else out
 
-    def rms_norm_fn(x: torch.Tensor, weight: torch.Tensor, *more: Any, **named: Any) -> object:
-        return layer_norm_fn(x, weight, *more, **{**named, "is_rms_norm": True})
+    def rms_norm_fn(x: torch.Tensor, weight: torch.Tensor, *more: Any, **kwargs: Any) -> object:
+        return layer_norm_fn(x, weight, *more, **{**kwargs, "is_rms_norm": True})
 
     def apply_rotary_emb(
         x: torch.Tensor,
@@ -304,12 +307,12 @@ def _flash_attn_3(launch: Launch) -> dict[str, Content]:
         """FlashAttention-3 takes no dropout: what follows the tensors is the scale."""
         function = second[name]
 
-        def call(*given: object, softmax_scale: object = None, causal: object = False, **named: object) -> object:
-            scale = given[tensors] if len(given) > tensors else softmax_scale
-            causal = given[tensors + 1] if len(given) > tensors + 1 else causal
-            known = {key: named[key] for key in ("window_size", "return_attn_probs") if key in named}
-            lengths = {key: value for key, value in named.items() if key.startswith(("cu_seqlens", "max_seqlen"))}
-            return function(*given[:tensors], **lengths, softmax_scale=scale, causal=causal, **known)
+        def call(*args: object, softmax_scale: object = None, causal: object = False, **kwargs: object) -> object:
+            scale = args[tensors] if len(args) > tensors else softmax_scale
+            causal = args[tensors + 1] if len(args) > tensors + 1 else causal
+            options = {key: kwargs[key] for key in ("window_size", "return_attn_probs") if key in kwargs}
+            lengths = {key: value for key, value in kwargs.items() if key.startswith(("cu_seqlens", "max_seqlen"))}
+            return function(*args[:tensors], **lengths, softmax_scale=scale, causal=causal, **options)
 
         return call
 

@@ -61,7 +61,7 @@ def triton_kernels_in_one_op(
             return str(getattr(getattr(self, "fn", self), "__name__", "kernel"))
 
         def records_launch(self: object, args: Arguments, kwargs: Keywords) -> bool:
-            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, FakeTensor)]
+            tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, FakeTensor)]
             if not tensors:
                 return False
             launch(kernel_name(self), tensors)

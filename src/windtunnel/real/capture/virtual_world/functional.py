@@ -44,33 +44,42 @@ class Functional:
 
     def answer(self, func: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Outputs of the right shape, and a work for `wait_tensor`; with data, torch's own."""
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-        inputs = _listed(given.get("input", given.get("inputs", given.get("tensor", given.get("tensors")))))
+        arguments = {
+            argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+        } | kwargs
+        inputs = _listed(
+            arguments.get("input", arguments.get("inputs", arguments.get("tensor", arguments.get("tensors"))))
+        )
         if not self._world.is_fake(inputs):
             return func(*args, **kwargs)
         if name == "wait_tensor":
             self._wait(inputs[0])
             return inputs[0]
         if name == "wait_tensors":  # since 2.15
-            for one in inputs:
-                self._wait(one)
+            for tensor in inputs:
+                self._wait(tensor)
             return inputs
         if name.endswith("_") or name == "irecv":
-            output = given.get("input", given.get("inputs", given.get("tensor")))
+            output = arguments.get("input", arguments.get("inputs", arguments.get("tensor")))
         else:
-            output = given["out"] if name.endswith("_out") else self._world.outputs_of(func, args, kwargs)
-        group = self._world.group_of(given["group_name"])
+            output = arguments["out"] if name.endswith("_out") else self._world.outputs_of(func, args, kwargs)
+        group = self._world.group_of(arguments["group_name"])
         if name == "batch_p2p_ops":
-            self._batch(group, given, inputs, _listed(output))
+            self._batch(group, arguments, inputs, _listed(output))
         elif name == "shard_dim_alltoall":
             call = self._answers.ask(group, "all_to_all", bytes_of(inputs), inputs, is_async=False)
             self._world.wait_for(call, self._world.begin(call))
         else:
-            self._single(group, name, given, inputs, _listed(output))
+            self._single(group, name, arguments, inputs, _listed(output))
         return output
 
     def _single(
-        self, group: Group, name: str, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+        self,
+        group: Group,
+        name: str,
+        arguments: dict[str, Any],
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
     ) -> None:
         kind = _KINDS.get(name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced"))
         if kind is None:
@@ -80,19 +89,19 @@ class Functional:
         more: dict[str, Any] = {}
         rows_in: list[int] = []
         rows_out: list[int] = []
-        if "reduce_op" in given:
-            reduction = given["reduce_op"]  # since 2.15 it may be a ReduceOp
+        if "reduce_op" in arguments:
+            reduction = arguments["reduce_op"]  # since 2.15 it may be a ReduceOp
             more["reduce_op"] = (
                 reduction.lower()
                 if isinstance(reduction, str)
                 else REDUCE_OPS[int(getattr(reduction, "op", reduction))]
             )
         if kind == "all_to_all":
-            rows_in, rows_out = (list(given[f"{side}_split_sizes"] or ()) for side in ("input", "output"))
+            rows_in, rows_out = (list(arguments[f"{side}_split_sizes"] or ()) for side in ("input", "output"))
             more |= uneven_rows(inputs[0], outputs[0], rows_in, rows_out, group.size)
-        position = next((given[end] for end in ("src", "dst") if end in given), -1)
-        if "tag" in given:
-            more["tag"] = given["tag"]
+        position = next((arguments[end] for end in ("src", "dst") if end in arguments), -1)
+        if "tag" in arguments:
+            more["tag"] = arguments["tag"]
         total = bytes_of(outputs if kind == "all_gather" else inputs)
         call = self._answers.ask(group, kind, total, inputs, position=position, **more)
         if kind not in MESSAGES:
@@ -102,10 +111,10 @@ class Functional:
         self._remember(outputs if kind != "send" else inputs, call, group)
 
     def _batch(
-        self, group: Group, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+        self, group: Group, arguments: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
         group.start_batch()
-        ends = zip(given["op_list"], given["peer_list"], given["tag_list"], inputs, outputs, strict=True)
+        ends = zip(arguments["op_list"], arguments["peer_list"], arguments["tag_list"], inputs, outputs, strict=True)
         for op, peer, tag, own, output in ends:
             kind = "recv" if op == "irecv" else "send"
             call = self._answers.ask(group, kind, bytes_of((own,)), (own,), position=peer, tag=tag)
@@ -120,9 +129,9 @@ class Functional:
             self._unwaited[compat.storage_key(output)] = (weakref.ref(output), work)
 
     def _wait(self, tensor: torch.Tensor) -> None:
-        found = self._unwaited.pop(compat.storage_key(tensor), None)
-        if found is not None and found[0]() is not None:
-            found[1].wait()
+        entry = self._unwaited.pop(compat.storage_key(tensor), None)
+        if entry is not None and entry[0]() is not None:
+            entry[1].wait()
 
 
 def _listed(tensors: object) -> list[object]:

@@ -30,7 +30,7 @@ class Group:
     name: str  # torch's
     members: tuple[int, ...]  # global ranks; every call on the group shares this tuple
     position: int  # of this rank
-    asked: str  # the backend that the script asked for
+    backend_name: str  # the backend that the script asked for
     ordinal: int  # of the groups with these members, in the order in which they were made
     handle: dist.ProcessGroup = None  # torch's ProcessGroup
     description: str = ""  # that the script or a mesh gave
@@ -77,7 +77,7 @@ class Group:
 def make_process_group(
     members: tuple[int, ...],
     position: int,
-    asked: str,
+    backend_name: str,
     store: dist.Store,
     name: str,
     *,
@@ -89,7 +89,7 @@ def make_process_group(
     """torch's `ProcessGroup`, and its backend: one that does nothing, for each device that the asked one serves."""
     c10d, fake = compat.c10d(), compat.fake_backend()
     group = c10d.ProcessGroup(store, position, len(members))
-    served = c10d.BackendConfig(c10d.Backend(asked)).get_device_backend_map()
+    served = c10d.BackendConfig(c10d.Backend(backend_name)).get_device_backend_map()
     options = fake.Options()
     if timeout is not None:
         options._timeout = timeout

@@ -61,9 +61,9 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
     def rendezvous(
         url: str, rank: int = -1, world_size: int = -1, **_: object
     ) -> Iterator[tuple[dist.Store, int, int]]:
-        asked = parse_qs(urlparse(url).query)
-        world.check_rank(int(asked["rank"][0]) if "rank" in asked else rank, "rank")
-        world.check_size(int(asked["world_size"][0]) if "world_size" in asked else world_size)
+        query = parse_qs(urlparse(url).query)
+        world.check_rank(int(query["rank"][0]) if "rank" in query else rank, "rank")
+        world.check_size(int(query["world_size"][0]) if "world_size" in query else world_size)
         yield stores.LocalStore(world.rank, messages), world.rank, world.size
 
     def new_process_group_helper(
@@ -140,9 +140,9 @@ def _new_group(world: AnsweringWorld, original: Callable[..., object]) -> Callab
 
     def new_group(*args: object, **kwargs: object) -> object:
         if world.is_open:
-            given = arguments_of.bind(*args, **kwargs).arguments
-            ranks = given.get("ranks")
-            if not given.get("use_local_synchronization"):
+            arguments = arguments_of.bind(*args, **kwargs).arguments
+            ranks = arguments.get("ranks")
+            if not arguments.get("use_local_synchronization"):
                 world.note_set_up("new_group", "all" if ranks is None else ranks_text(tuple(ranks)))
         return original(*args, **kwargs)
 
@@ -176,14 +176,14 @@ def _split_group(world: AnsweringWorld, original: Callable[..., object]) -> Call
         if mine is None:
             return None
         members = tuple(parent.members[rank] for rank in mine)
-        asked, store = state.pg_map[parent.handle]
+        backend_name, store = state.pg_map[parent.handle]
         name = c10d._process_group_name(mine, use_hashed_name=True)
         desc = group_desc or f"{parent.handle.group_desc}:split"
         group = world.make_group(
-            members, str(backend or asked), name, store, desc=desc, timeout=timeout, device_id=world.device_id
+            members, str(backend or backend_name), name, store, desc=desc, timeout=timeout, device_id=world.device_id
         )
         ranks_of = {rank: position for position, rank in enumerate(members)}
-        compat.register_group(group.handle, str(backend or asked), store, name, (f"ptd:{name}",))
+        compat.register_group(group.handle, str(backend or backend_name), store, name, (f"ptd:{name}",))
         compat.group_state().pg_group_ranks[group.handle] = ranks_of
         return group.handle
 
@@ -241,8 +241,8 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     def barrier_on_host(group: dist.ProcessGroup | None, *args: object, **kwargs: object) -> object:
         import torch
 
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, options_class)]
-        options = given[0] if given else options_class()
+        matches = [value for value in (*args, *kwargs.values()) if isinstance(value, options_class)]
+        options = matches[0] if matches else options_class()
         options.device = torch.device("cpu")  # torch would make a tensor on the group's GPU to find the kernel by
         return barrier(group, options)
 
@@ -264,11 +264,11 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     for name in _GIVE_WORK:
         if hasattr(cls, name):
             patches.set(cls, name, _giving_handle(getattr(cls, name)))
-    asked = world.backend_name_of
+    name_of = world.backend_name_of
     # nccl runs a batch of sends and receives as one; that decides how many works `batch_isend_irecv` returns
-    patches.set(fake, "supports_coalescing", property(lambda backend: "ccl" in asked(backend)))
-    patches.set(fake, "name", asked)
-    patches.set(cls, "name", lambda group: world.group_of(group).asked)
+    patches.set(fake, "supports_coalescing", property(lambda backend: "ccl" in name_of(backend)))
+    patches.set(fake, "name", name_of)
+    patches.set(cls, "name", lambda group: world.group_of(group).backend_name)
     patches.set(fake, "set_timeout", _nothing)
     patches.set(fake, "_set_default_timeout", _nothing)
 
@@ -279,8 +279,8 @@ def _giving_handle(method: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(method)
     def call(*args: object, **kwargs: object) -> object:
-        made = method(*args, **kwargs)
-        return work.Handle(made) if isinstance(made, work.VirtualWork) else made
+        result = method(*args, **kwargs)
+        return work.Handle(result) if isinstance(result, work.VirtualWork) else result
 
     return call
 

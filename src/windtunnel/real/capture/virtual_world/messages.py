@@ -135,18 +135,18 @@ class Messages:
             return False
         if call.kind in ("reduce", "gather") and call.peer != self._world.rank:
             return True
-        said = [
+        replies = [
             own if member == self._world.rank else self.get(key, f"{call.kind} of numbers", member)
             for key, member in zip(keys, group.members, strict=True)
         ]
-        if _UNKNOWN in said:
+        if _UNKNOWN in replies:
             return False
-        if len(set(map(len, said))) > 1:
+        if len(set(map(len, replies))) > 1:
             return False  # the programs differ: told where they are compared
         with compat.outside_modes(), compat.below_autograd():
-            held = [self._decoded(one, exchange.inputs) for one in said]
-            found = combined(exchange, held)
-        for output, value in zip(exchange.outputs, found, strict=False):
+            by_member = [self._decoded(reply, exchange.inputs) for reply in replies]
+            values = combined(exchange, by_member)
+        for output, value in zip(exchange.outputs, values, strict=False):
             self._give(output, value)
         return True
 
@@ -209,8 +209,8 @@ class Messages:
     def _encoded(self, tensors: Sequence[torch.Tensor], *, exactly: bool = False) -> bytes:
         import torch
 
-        known = self._world.exact_value if exactly else self._world.known_value
-        values = [value for tensor in tensors if (value := known(tensor)) is not None]
+        value_of = self._world.exact_value if exactly else self._world.known_value
+        values = [value for tensor in tensors if (value := value_of(tensor)) is not None]
         if len(values) < len(tensors):
             return _UNKNOWN
         with compat.outside_modes():
@@ -251,32 +251,33 @@ def _is_control(tensor: torch.Tensor, floats: int) -> bool:
     return bool(0 < tensor.numel() <= (CONTROL_ELEMENTS if whole else floats))
 
 
-def combined(exchange: Exchange, held: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+def combined(exchange: Exchange, by_member: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
     """What each output holds after a collective to which each member gives the tensors that it holds."""
     import torch
 
-    call, place, size = exchange.call, exchange.call.position, len(held)
+    call, place, size = exchange.call, exchange.call.position, len(by_member)
     if call.kind in ("all_reduce", "reduce"):
-        return [_reduced(list(parts), call.reduce_op) for parts in zip(*held, strict=True)]
+        return [_reduced(list(parts), call.reduce_op) for parts in zip(*by_member, strict=True)]
     if call.kind in ("all_gather", "gather"):
-        parts = [one for number in range(len(held[0])) for one in (of[number] for of in held)]
-        if len(exchange.outputs) == len(held[0]) and size > 1:  # each into one tensor
+        parts = [part for number in range(len(by_member[0])) for part in (of[number] for of in by_member)]
+        if len(exchange.outputs) == len(by_member[0]) and size > 1:  # each into one tensor
             parts = [
-                torch.cat([part.reshape(-1) for part in parts[n * size : n * size + size]]) for n in range(len(held[0]))
+                torch.cat([part.reshape(-1) for part in parts[n * size : n * size + size]])
+                for n in range(len(by_member[0]))
             ]
     elif call.kind == "reduce_scatter":
-        whole = [_reduced(list(one), call.reduce_op) for one in zip(*held, strict=True)]
+        whole = [_reduced(list(pieces), call.reduce_op) for pieces in zip(*by_member, strict=True)]
         each = len(whole) // len(exchange.outputs)
         parts = [
             whole[n * each + place] if each > 1 else whole[n].reshape(size, -1)[place]
             for n in range(len(exchange.outputs))
         ]
-    elif len(held[0]) == size:  # all-to-all of a tensor for each member
-        parts = [of[place] for of in held]
+    elif len(by_member[0]) == size:  # all-to-all of a tensor for each member
+        parts = [of[place] for of in by_member]
     elif exchange.send_rows or exchange.receive_rows:
         return []
     else:
-        parts = [torch.cat([of[0].reshape(size, -1)[place] for of in held])]
+        parts = [torch.cat([of[0].reshape(size, -1)[place] for of in by_member])]
     return [part.reshape(output.shape) for part, output in zip(parts, exchange.outputs, strict=True)]
 
 

@@ -48,21 +48,23 @@ def _while_open(
     """`mine` is given the group, if this rank is in it, and torch's other arguments by their names."""
 
     def make(original: Callable[..., object]) -> Callable[..., object]:
-        arguments_of, known = signature(original), signature(mine).parameters
-        takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in known.values())
+        arguments_of, parameters = signature(original), signature(mine).parameters
+        takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
 
         def call(*args: object, **kwargs: object) -> object:
             if not world.is_open:
                 return original(*args, **kwargs)
-            given = arguments_of.bind(*args, **kwargs)
-            given.apply_defaults()
-            group, c10d = given.arguments.pop("group"), compat.c10d()
+            bound = arguments_of.bind(*args, **kwargs)
+            bound.apply_defaults()
+            group, c10d = bound.arguments.pop("group"), compat.c10d()
             if c10d._rank_not_in_group(group):
                 c10d._warn_not_in_group(name)
                 return -1 if name == "recv_object_list" else None
             ours = world.group_of(group if group is not None else c10d._get_default_group())
             # Other versions of torch have arguments more, such as `weights_only`: they say how, not what.
-            return mine(ours, **{key: value for key, value in given.arguments.items() if takes_any or key in known})
+            return mine(
+                ours, **{key: value for key, value in bound.arguments.items() if takes_any or key in parameters}
+            )
 
         return call
 
@@ -158,7 +160,7 @@ class ObjectCalls:
         sender = ours.members[self._other(ours, src, group_src, "Source")]
         messages = self._messages
         key = messages.key(ours, sender, self._world.rank, "objects")
-        due = self._world.begin(call := self._asked(ours, "recv", 0, ours.members.index(sender)))
+        due = self._world.begin(call := self._ask(ours, "recv", 0, ours.members.index(sender)))
         received = loads(messages.get(key, f"recv_object_list on group {ours.name!r}", sender))
         object_list[: len(received)] = received
         self._world.wait_for(call, due)
@@ -189,17 +191,17 @@ class ObjectCalls:
     def _as_the_running(group: Group, output: list[object], running: list[int]) -> None:
         """What ranks hold that do not run: a copy of what the one holds that they are like, the same on all members."""
         proxies = proxies_among(group.members, running)
-        held = [dumps(output[place]) for place in proxies.real]
+        pickles = [dumps(output[place]) for place in proxies.real]
         for number, places in enumerate(proxies.like):
-            copied = len(held[number]) * group.size <= COPIED_BYTES
+            copied = len(pickles[number]) * group.size <= COPIED_BYTES
             for place in places:
-                output[place] = loads(held[number]) if copied else output[proxies.real[number]]
+                output[place] = loads(pickles[number]) if copied else output[proxies.real[number]]
 
     def _call(self, group: Group, kind: str, size: int, position: int) -> None:
-        call = self._asked(group, kind, size, position)
+        call = self._ask(group, kind, size, position)
         self._world.wait_for(call, self._world.begin(call))
 
-    def _asked(self, group: Group, kind: str, size: int, position: int) -> Communication:
+    def _ask(self, group: Group, kind: str, size: int, position: int) -> Communication:
         return self._answers.ask(group, kind, size, (), position=position, is_async=False, control=True)
 
     @staticmethod

@@ -55,7 +55,7 @@ class AnsweringWorld(Protocol):
     def make_group(
         self,
         members: tuple[int, ...],
-        asked: str,
+        backend_name: str,
         name: str,
         store: dist.Store,
         *,

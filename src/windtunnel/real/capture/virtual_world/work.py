@@ -298,7 +298,7 @@ class Works:
 
     def is_unwaited(self, call: Communication) -> bool:
         """Whether nobody has waited for a call, nor has its future."""
-        return any(one is call for work in self._kept.values() for one in work.calls)
+        return any(other is call for work in self._kept.values() for other in work.calls)
 
     def settle(self, work: VirtualWork) -> None:
         """Somebody waits for it, or has its future: let it go before long."""

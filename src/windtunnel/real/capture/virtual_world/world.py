@@ -185,17 +185,17 @@ class World:
         """Refuse another size than this world's; -1 leaves it open."""
         self._check("world_size", size, self.size, "it from the environment (WORLD_SIZE)")
 
-    def _check(self, what: str, given: int, own: int, remedy: str) -> None:
-        if given not in (-1, own):
+    def _check(self, what: str, value: int, own: int, remedy: str) -> None:
+        if value not in (-1, own):
             raise WorldError(
-                f"init_process_group was given {what} {given}, but this process is rank {self.rank} of {self.size}; "
+                f"init_process_group was given {what} {value}, but this process is rank {self.rank} of {self.size}; "
                 f"let the script take {remedy}"
             )
 
     def make_group(
         self,
         members: tuple[int, ...],
-        asked: str,
+        backend_name: str,
         name: str,
         store: dist.Store,
         *,
@@ -213,7 +213,7 @@ class World:
         handle, backend = make_process_group(
             members,
             position,
-            asked,
+            backend_name,
             store,
             name,
             desc=desc,
@@ -221,8 +221,10 @@ class World:
             device_id=device_id or self.device_id,
             extra_devices=() if "cuda" in self.devices and torch.cuda.is_available() else self.devices,
         )
-        self._asked[id(backend)] = (backend, asked)
-        group = Group(name, members, position, asked, ordinal, handle, "" if desc in (None, "undefined") else str(desc))
+        self._asked[id(backend)] = (backend, backend_name)
+        group = Group(
+            name, members, position, backend_name, ordinal, handle, "" if desc in (None, "undefined") else str(desc)
+        )
         self._groups[name] = group
         if self.real_peers is not None:
             self.real_peers.join(group)
@@ -249,8 +251,8 @@ class World:
 
     def backend_name_of(self, backend: object) -> str:
         """What the script asked for where it now has this backend object ("gloo", "cpu:gloo,cuda:nccl")."""
-        known = self._asked.get(id(backend))
-        return str(known[1]) if known else "fake"
+        entry = self._asked.get(id(backend))
+        return str(entry[1]) if entry else "fake"
 
     # --------------------------------------------------------------------------------------------------------- calls
 
@@ -287,9 +289,9 @@ class World:
         """Fill the outputs; the group rank that it came from, where the receiver did not say."""
         call = exchange.call
         if self.real_peers is not None:
-            begun = self.real_peers.start(exchange, group)
-            if begun is not None:
-                self._thread.ending, source = begun
+            start = self.real_peers.start(exchange, group)
+            if start is not None:
+                self._thread.ending, source = start
                 return source
         source = (group.position - 1) % group.size if call.kind == "recv" and call.peer < 0 else -1
         if self.messages.deliver(exchange, group):
@@ -308,14 +310,16 @@ class World:
         """Fake outputs of known inputs are known; of others they are unknown, which `fresh` ones are anyway."""
         if self.messages.exchange_control(exchange, group):
             return
-        known = self._with_known_values(exchange)
-        if known is not None:
+        value_exchange = self._with_known_values(exchange)
+        if value_exchange is not None:
             with compat.outside_modes(), compat.below_autograd():
-                self.peers.fill(known)
+                self.peers.fill(value_exchange)
         elif fresh:
             return
         for number, output in enumerate(exchange.outputs):
-            self.let_know(output, None if known is None else known.outputs[number], assumed=exchange.size > 1)
+            self.let_know(
+                output, None if value_exchange is None else value_exchange.outputs[number], assumed=exchange.size > 1
+            )
 
     def is_fake(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of the tensors holds no data."""
