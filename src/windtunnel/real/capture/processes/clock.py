@@ -44,7 +44,7 @@ def quicken_clock(places: Sequence[tuple[str, int]]) -> None:
     looks = {name: staticmethod(quickened(getattr(_DATE, name), later_date)) for name in ("now", "utcnow", "today")}
     kind = type("Dates", (type,), {"__instancecheck__": lambda _, instance: isinstance(instance, _DATE)})
     # Pickle finds a class by its module and name: there is another one now, so dates are sent by what makes them.
-    copyreg.pickle(_DATE, lambda date: (_date, date.__reduce_ex__(2)[1]))
+    copyreg.pickle(_DATE, lambda date: (_date, tuple(date.__reduce_ex__(2)[1])))
     datetime.datetime = kind("datetime", (_DATE,), {**looks, "__module__": "datetime"})  # type: ignore[misc]
 
 
