@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from windtunnel.studies.measured_run.lines import FORMATS, Record, looks_timed, read_line
+from windtunnel.studies.measured_run.formats import FORMATS
+from windtunnel.studies.measured_run.lines import Record, looks_timed, read_line
 from windtunnel.studies.measured_run.run import OUTLIER, MeasuredRun, Step
 from windtunnel.studies.training.launch.megatron_log import BLOCK_BEGINS, BLOCK_ENDS, ESCAPES, arguments_of
 

@@ -32,10 +32,10 @@ from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import plain
 from windtunnel.studies.serving.build import Engine as Priced
 from windtunnel.studies.serving.build import engine_of
+from windtunnel.studies.serving.comparison import Comparison, comparisons, why_not_compared
 from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words
 from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.goodput import Curve, goodput_of, rate_curve, rate_of
-from windtunnel.studies.serving.held import Held, comparisons, unheld
 from windtunnel.studies.serving.parts import assumed, deployment_of, workload_of
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with
@@ -64,7 +64,7 @@ class Served(Answer):
     result: ServingResult
     curve: Curve | None  # latency over rate, where it was asked for
     warnings: tuple[str, ...]
-    measured: tuple[Held, ...] = ()  # against what is predicted
+    measured: tuple[Comparison, ...] = ()  # against what is predicted
 
     def to_dict(self) -> Mapping[str, object]:
         """Ready for JSON."""
@@ -89,7 +89,7 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     run = _runner(question, timeline)
     served = _served(question, run, run(workload), workload, curve)
     against = tuple(comparisons(question, served.result))
-    return replace(served, measured=against, warnings=(*served.warnings, *unheld(question, served.result)))
+    return replace(served, measured=against, warnings=(*served.warnings, *why_not_compared(question, served.result)))
 
 
 def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Served | Placed | ServingPlans:

@@ -14,7 +14,7 @@ from windtunnel.units import format_percent, format_time
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Comparison:
     """One figure."""
 
     of: str  # the answer's figure that it is held against
@@ -41,7 +41,7 @@ class Held:
 TPOT, OUTPUT = "tpot_s.mean", "output_tokens_per_s"
 
 
-def comparisons(question: Serve, result: ServingResult) -> Iterator[Held]:
+def comparisons(question: Serve, result: ServingResult) -> Iterator[Comparison]:
     """Each figure that was measured; none where nothing is predicted. The band of steps is that of both."""
     if not result.feasible or result.tpot is None:
         return
@@ -49,13 +49,15 @@ def comparisons(question: Serve, result: ServingResult) -> Iterator[Held]:
     tpot, output = question.measured, question.measured_output
     if tpot is not None:
         low, high = result.tpot.mean / width, result.tpot.mean * width
-        yield Held(TPOT, tpot, result.tpot.mean, low, high, verdict_of(tpot, low, high))
+        yield Comparison(TPOT, tpot, result.tpot.mean, low, high, verdict_of(tpot, low, high))
     if output is not None and not _is_what_arrives(question, result):
         low, high = result.output_tokens_per_s / width, result.output_tokens_per_s * width
-        yield Held(OUTPUT, output, result.output_tokens_per_s, low, high, verdict_of(1 / output, 1 / high, 1 / low))
+        yield Comparison(
+            OUTPUT, output, result.output_tokens_per_s, low, high, verdict_of(1 / output, 1 / high, 1 / low)
+        )
 
 
-def unheld(question: Serve, result: ServingResult) -> Iterator[str]:
+def why_not_compared(question: Serve, result: ServingResult) -> Iterator[str]:
     """Why there is nothing to hold what was measured against."""
     if not result.feasible or result.tpot is None:
         if question.measured is not None or question.measured_output is not None:

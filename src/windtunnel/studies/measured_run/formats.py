@@ -1,0 +1,332 @@
+r"""Lines of training logs: which framework prints what, under which name, in which unit.
+
+A line is searched by name, never by column; `#` in a pattern stands for a number (1,024  4.71  1.07e+04
+np.float64(2.5)). A unit is fixed where the framework fixes it, or read beside the number. What has no unit there is
+not read. `elapsed` is the time since the start: between two lines it tells what a mean since the start and a smoothed
+rate do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from windtunnel.studies.measured_run.metrics import GB, GIB, MIB, MS
+
+# Commas only before three digits and behind a first digit other than 0: 0,512 and 1.234,5 are no numbers here.
+WHOLE = r"(?<!\d)(?<!\d[.,])(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
+NUMBER = rf"(?:np\.float\d+\()?['\"]?([-+]?(?:{WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?![.,]?\d)"
+THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron and Levanter abridge
+TIMES = {"us": 1e-6, "ms": MS, "s": 1.0}
+
+Unit = float | Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What one framework prints. `fields`: of Record's, a pattern with the number and its unit."""
+
+    name: str
+    sign: re.Pattern[str]
+    fields: Mapping[str, tuple[re.Pattern[str], Unit]]
+    parts: tuple[re.Pattern[str], float] | None = None  # name and seconds of parts of a step
+    tick: float = 1.0  # seconds to which its time since the start is printed
+
+
+def _format(
+    name: str, sign: str, parts: tuple[str, float] | None = None, tick: float = 1.0, **fields: tuple[str, Unit]
+) -> Format:
+    compiled = {key: (_pattern(text), unit) for key, (text, unit) in fields.items()}
+    return Format(name, re.compile(sign), compiled, None if parts is None else (_pattern(parts[0]), parts[1]), tick)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text.replace("#", NUMBER))
+
+
+FORMATS = (
+    _format(
+        "nanotron",
+        r"elapsed_time_per_iteration_ms: ",
+        number=(r"\biteration: #", 1.0),
+        seconds=(
+            r"elapsed_time_per_iteration_ms: #([KM]?)",
+            {prefix: MS * THOUSANDS[prefix] for prefix in ("", "K", "M")},
+        ),
+        tokens_per_s_per_gpu=(r"tokens_per_sec_per_gpu: #([KMG]?)", THOUSANDS),
+        global_batch=(r"global_batch_size: #([KM]?)", THOUSANDS),
+        reserved_bytes=(r"cuda_max_memory_reserved: #([KMGT]?)", THOUSANDS),
+    ),
+    _format(
+        "Megatron-LM",
+        r"elapsed time per iteration \(ms\): *\d|elapsed_time_per_iteration_ms=\d",
+        number=(r"\biteration[=: ] *#", 1.0),
+        seconds=(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?[:=] *#", MS),
+        tokens_per_s_per_gpu=(
+            r"(?i)(?:tokens/s(?:ec)?/gpu|\(tokens/s/gpu\)|tokens/s/gpu inst/harmonic mean|per_second_tgs)[:=] *#",
+            1.0,
+        ),
+        global_batch=(r"global[ _]batch[ _]size[:=] *#", 1.0),
+        skipped=(r"number[ _]of[ _]skipped[ _]iterations[:=] *#", 1.0),
+    ),
+    _format(
+        "Megatron memory",
+        r"after \d+ iterations\)? memory \(MB\)",
+        number=(r"after # iterations", 1.0),
+        allocated_bytes=(r"max allocated: #", MIB),
+        reserved_bytes=(r"max reserved: #", MIB),
+    ),
+    _format(
+        "Megatron memory",
+        r"after \d+ iterations\) memory \(GB\)",
+        number=(r"after # iterations", 1.0),
+        allocated_bytes=(r"mem-max-allocated-gigabytes: #", GB),
+        reserved_bytes=(r"mem-max-reserved-gigabytes: #", GB),
+        retries=(r"mem-alloc-reti?r(?:ie|e)s: #", 1.0),
+    ),
+    _format(
+        "torchtitan",
+        r"\bstep: *\d+.*\bmemory: *[\d.]+GiB",
+        number=(r"\bstep: *#", 1.0),
+        reserved_bytes=(r"memory: *#GiB", GIB),
+        tokens_per_s_per_gpu=(r"\b(?:tps|wps): *#", 1.0),
+    ),
+    _format(
+        "NeMo",
+        r"train_step_timing in s\"?[:=]",
+        number=(r"global_step\"?[:=] *#", 1.0),
+        seconds=(r"train_step_timing in s\"?[:=] *#", 1.0),
+        tokens_per_s_per_gpu=(r"tokens_per_sec_per_gpu[:=] *#", 1.0),
+        global_batch=(r"global_batch_size[:=] *#", 1.0),
+    ),
+    _format(
+        "Hugging Face Trainer",
+        r"train_steps_per_second['\"]?:",
+        steps_per_s=(r"train_steps_per_second['\"]?: *#", 1.0),
+        samples_per_s=(r"train_samples_per_second['\"]?: *#", 1.0),
+    ),
+    _format(
+        "ms-swift",  # its speed is a mean since the start
+        r"train_speed\((?:iter/s|s/it)\)['\"]?:",
+        number=(r"global_step/max_steps\]?['\"]?: *#/", 1.0),
+        seconds=(r"train_speed\(s/it\)['\"]?: *#", 1.0),
+        steps_per_s=(r"train_speed\(iter/s\)['\"]?: *#", 1.0),
+        elapsed=(r"elapsed_time['\"]?: *['\"]([\ddhms ]+)", 1.0),
+    ),
+    _format(
+        "PaddleNLP",
+        r"\binterval_steps_per_second:",
+        number=(r"\bglobal_step: #", 1.0),
+        steps_per_s=(r"\binterval_steps_per_second: #", 1.0),
+        tokens_per_s_per_gpu=(r"interval_tokens_per_second_per_device: #", 1.0),
+        allocated_bytes=(r"max_memory_allocated: #", GIB),
+        reserved_bytes=(r"max_memory_reserved: #", GIB),
+    ),
+    _format(
+        "DeepSpeed",
+        r"time \(ms\) \| ",
+        (r"\| ([a-z][a-z_-]*): #", MS),
+    ),
+    _format(
+        "DeepSpeed",
+        r"CurrSamplesPerSec=|\d, SamplesPerSec=",
+        number=(r"(?:global_step=| )#(?:, RunningAvg)", 1.0),
+        samples_per_s=(r"(?:Curr|, )SamplesPerSec=#", 1.0),
+    ),
+    _format(
+        "DeepSpeed pipeline",
+        r"\bsteps: \d+ .*\biter time \(s\): ",
+        number=(r"\bsteps: #", 1.0),
+        seconds=(r"\biter time \(s\): #", 1.0),
+        samples_per_s=(r"\bsamples/sec: #", 1.0),
+    ),
+    _format(
+        "MaxText",
+        r"completed step: *\d+, seconds:",
+        number=(r"completed step: *#", 1.0),
+        seconds=(r"seconds: *#", 1.0),
+        tokens_per_s_per_gpu=(r"[Tt]okens/s/device: *#", 1.0),
+    ),
+    _format(
+        "mmengine",
+        r"(?:(?:Iter|Epoch)\(train\)|Epoch \[\d+\]\[\d+/\d+\]\s+lr:) .*\btime: ",
+        number=(r"\[ *#/\d+\]", 1.0),
+        seconds=(r"(?<!_)\btime: *#", 1.0),
+        data_loader=(r"data_time: *#", 1.0),
+        reserved_bytes=(r"\bmemory: *#", MIB),
+    ),
+    _format(
+        "xtuner v1",  # `train/trainer.py` of xtuner 1.0: seconds, 2**30 bytes
+        r"\bStep \d+/\d+ +data_time: ",
+        number=(r"\bStep #/", 1.0),
+        seconds=(r"(?<!_)\btime: *#", 1.0),
+        data_loader=(r"data_time: *#", 1.0),
+        allocated_bytes=(r"max_memory: *# ?GB", GIB),
+        reserved_bytes=(r"reserved_memory: *# ?GB", GIB),
+    ),
+    _format(
+        "InternEvo",
+        r"tgs \(tokens/gpu/second\)=",
+        number=(r"\bstep=#", 1.0),
+        tokens_per_s_per_gpu=(r"tgs/last_tgs_1=#", 1.0),
+        tgs=(r"tgs \(tokens/gpu/second\)=#", 1.0),
+    ),
+    _format(
+        "verl",
+        r"timing_s/step:",
+        (r"timing_s/([\w/@.-]+): *#", 1.0),
+        number=(r"\bstep:#", 1.0),
+        seconds=(r"timing_s/step: *#", 1.0),
+    ),
+    _format("NeMo RL", r"• Total step time: ", seconds=(r"Total step time: *#s", 1.0)),
+    _format("NeMo RL", r"• [\w/ ]+: *[\d.]+s \(", (r"• ([\w/ ]+): *#s", 1.0)),
+    _format(
+        "nanoGPT",
+        r"\bdt: *[\d.,]+ ?m?s\b",
+        number=(r"\bstep:? *#", 1.0),
+        seconds=(r"\bdt: *# ?(m?s)\b", TIMES),
+        tokens_per_s=(r"tok/sec: *#", 1.0),
+    ),
+    _format(
+        "nanoGPT",
+        r"\biter \d+: loss [\d.]+, time [\d.]+ ?ms",
+        number=(r"\biter #:", 1.0),
+        seconds=(r", time # ?ms", MS),
+    ),
+    _format(
+        "NeMo Automodel",
+        r"\| tps [\d.]+\([\d.]+/gpu\)",
+        number=(r"\| step #", 1.0),
+        tokens_per_s_per_gpu=(r"\(#/gpu\)", 1.0),
+        reserved_bytes=(r"\| mem # GiB", GIB),
+    ),
+    _format(
+        "torchtune",
+        r"\bStep \d+ \| .*\btokens_per_second_per_gpu:",
+        number=(r"\bStep #", 1.0),
+        tokens_per_s_per_gpu=(r"tokens_per_second_per_gpu:#", 1.0),
+    ),
+    _format(
+        "modded-nanogpt",
+        r"\bstep: ?\d+/\d+ .*\btrain_time: ?[\d.]+ms",
+        tick=MS,
+        number=(r"\bstep: ?#/", 1.0),
+        seconds=(r"\bstep_avg: ?#ms", MS),
+        elapsed=(r"\btrain_time: ?#ms", MS),
+    ),
+    _format(
+        "modded-nanogpt",
+        r"peak memory allocated: \d+ MiB reserved: \d+ MiB",
+        allocated_bytes=(r"allocated: # MiB", MIB),
+        reserved_bytes=(r"reserved: # MiB", MIB),
+    ),
+    _format(
+        "detectron2",
+        r"\beta: .*\biter(?:ation)?: *\d+.*\btime: ",
+        number=(r"\biter(?:ation)?: *#", 1.0),
+        seconds=(r"(?<!_)\btime: *#", 1.0),
+        data_loader=(r"\bdata_time: *#", 1.0),
+        allocated_bytes=(r"\bmax_mem: *#M", MIB),
+    ),
+    _format(
+        "fairseq",
+        r"\| train_inner \| .*\bwps=|\"wps\": .*\"wpb\": ",
+        number=(r"\bnum_updates\"?[=:] *#", 1.0),
+        steps_per_s=(r"\bups\"?[=:] *#", 1.0),
+        tokens_per_s=(r"\bwps\"?[=:] *#", 1.0),
+    ),
+    _format(
+        "lingua",
+        r"\bstep: *\d+ .*\bwps: .*\biter: .*\bdata: ",
+        number=(r"\bstep: *#", 1.0),
+        tokens_per_s_per_gpu=(r"\bwps: *#", 1.0),
+        data_loader=(r"\bdata: *#", 1.0),
+    ),
+    _format(
+        "llm.c",
+        r"\bstep +\d+/\d+ \| loss .*\| +[\d.]+ ms \| .*tok/s",
+        number=(r"\bstep +#/", 1.0),
+        seconds=(r"\| +# ms \|", MS),
+        tokens_per_s=(r"# tok/s", 1.0),
+    ),
+    _format(
+        "open_clip",
+        r"\bTrain Epoch: .*\bBatch \(t\): ",
+        seconds=(r"\bBatch \(t\): #", 1.0),
+        samples_per_s=(r"\bBatch \(t\): [\d.]+, #/s", 1.0),
+        data_loader=(r"\bData \(t\): #", 1.0),
+    ),
+    _format(
+        "torchvision",  # and DETR: the mean of the last 20 steps
+        r"\bEpoch: \[\d+\] +\[ *\d+/\d+\] +eta: .*\btime: ",
+        number=(r"\] +\[ *#/", 1.0),
+        seconds=(r"\btime: #", 1.0),
+        data_loader=(r"\bdata: #", 1.0),
+        allocated_bytes=(r"\bmax mem: #", MIB),
+    ),
+    _format(
+        "Keras",  # a mean since the epoch's start; without metrics behind it a prediction
+        r"\d+/\d+ (?:\[[=>.]+\]|━+) .*/step - ",
+        number=(r"#/\d+ [\[━]", 1.0),
+        bar_length=(r"\d+/# [\[━]", 1.0),
+        seconds=(r" (\d{2,})(us|ms|s)/step", TIMES),  # one digit is too few
+    ),
+    _format(
+        "DeepSpeed-Chat",
+        r"\|E2E latency=",
+        (r"\|([A-Z]\w+ (?:time|latency))=#s", 1.0),
+        seconds=(r"\|E2E latency=#s", 1.0),
+    ),
+    _format(
+        "PyTorch examples",
+        r"Epoch: \[\d+\]\[ *\d+/\d+\]\s+Time +[\d.]+ \(",
+        number=(r"\[ *#/\d+\]", 1.0),
+        seconds=(r"Time +#", 1.0),
+        data_loader=(r"Data +#", 1.0),
+    ),
+    _format(
+        "training loop",
+        r"(?i)\bstep:? +\d.*(?:\bper-step time [\d.]+ ?m?s\b|[\d.]+ ?sec/step)",
+        number=(r"(?i)\bstep:? +#", 1.0),
+        seconds=(r"(?i)(?:per-step time |[\[(])# ?(m?s)(?:\b|ec/step)", TIMES),
+    ),
+    _format(
+        "training loop",
+        r"(?i)\bstep.*\bstep[ _]time ?:? *[\d.,]+ ?m?s\b",
+        number=(r"(?i)(?<!outer )\bstep:? +\[?#", 1.0),
+        seconds=(r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?step[ _]time ?:? *# ?(m?s)\b", TIMES),  # no mean, no part
+    ),
+    _format(
+        "training loop",  # picotron, prime-rl and others
+        r"(?i)\b(?:step|iter):? *\d+ *\|.*(?:(?<=\|) time: [\d.]+ ?m?s\b|\btokens/s/gpu:)",
+        number=(r"(?i)\b(?:step|iter):? *#", 1.0),
+        seconds=(r"(?i)\| time: # ?(m?s)\b", TIMES),
+        tokens_per_s_per_gpu=(r"(?i)tokens/s/gpu: *#([KMGT]?)", THOUSANDS),
+        tokens_per_s=(r"Throughput: # tokens/s", 1.0),
+    ),
+    _format(
+        "training loop",
+        r"(?i)\b(?:batch|step|iter(?:ation)?)[: ]*\[?\d+.*\bspeed: *[\d.]+ samples/s",
+        number=(r"(?i)\b(?:batch|step|iter(?:ation)?)[: ]*\[?#", 1.0),
+        samples_per_s=(r"(?i)\bspeed: *# samples/s", 1.0),
+    ),
+    _format(
+        "progress bar",
+        r"\d+/\d+ \[[\d:]+<[\d:?]+, *[\d.]+ ?(?:s/it|it/s)",
+        number=(r" #/\d+ \[", 1.0),
+        seconds=(r"<[\d:?]+, *# ?s/it", 1.0),
+        steps_per_s=(r"<[\d:?]+, *# ?it/s", 1.0),
+        bar_length=(r"\d+/# \[", 1.0),
+        elapsed=(r" \d+/\d+ \[([\d:]+)<", 1.0),
+    ),
+    _format(
+        "progress bar",  # of Levanter
+        r"Progress on:(?:train)? *[\d.]+k?it/[\d.]+k?it rate:[\d.]+ ?(?:s/it|it/s)",
+        number=(r"Progress on:\w* *#(k?)it/", THOUSANDS),
+        seconds=(r"\brate:# ?s/it", 1.0),
+        steps_per_s=(r"\brate:# ?it/s", 1.0),
+        bar_length=(r"it/#(k?)it", THOUSANDS),
+        elapsed=(r"\belapsed:([\d:]+)", 1.0),
+    ),
+)
