@@ -25,7 +25,7 @@ import forward_pass
 from windtunnel.errors import UserError
 from windtunnel.physics.model import read_config
 from windtunnel.physics.model.reading.config_fields import irrelevant
-from windtunnel.physics.model.reading.grammar import type_names
+from windtunnel.physics.model.reading.type_files import type_names
 
 IN_FP32 = ("xlnet", "xlstm")  # its code wants it
 # Passes that multiply more: 32 tokens of a prompt (`cpmant#bare` has none), empty images and sounds.

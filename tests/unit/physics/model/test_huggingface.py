@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.model import Model, catalogue_names, load_model, read_config
 from windtunnel.physics.model.catalogue import FOLDER
-from windtunnel.physics.model.reading.grammar import type_names
+from windtunnel.physics.model.reading.type_files import type_names
 
 CONFIGS = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in catalogue_names()}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.physics.model import read_config
-from windtunnel.physics.model.reading import grammar
+from windtunnel.physics.model.reading import type_files
 
 DERIVED = Path(__file__).parent / "derived_by_transformers.json"
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
@@ -23,8 +23,8 @@ def test_the_file_of_the_page_is_the_model_that_transformers_builds(
     row = json.loads(DERIVED.read_text())["olmoe"]
     shipped = read_config(row["config"])
     (tmp_path / "olmoe.yaml").write_text(match[1])
-    monkeypatch.setattr(grammar, "FOLDER", tmp_path)
-    caches = (grammar.type_names, grammar._type, grammar._fields_of)
+    monkeypatch.setattr(type_files, "FOLDER", tmp_path)
+    caches = (type_files.type_names, type_files.rules_of, type_files.fields_asked)
     for cache in caches:
         cache.cache_clear()
     try:

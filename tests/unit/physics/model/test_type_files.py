@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import UserError
-from windtunnel.physics.model.reading import grammar
+from windtunnel.physics.model.reading import grammar, type_files
 
-OLMOE = (grammar.FOLDER / "olmoe.yaml").read_text(encoding="utf-8")
+OLMOE = (type_files.FOLDER / "olmoe.yaml").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of a type in a folder that holds what others extend."""
-    for path in grammar.FOLDER.glob("_*.yaml"):
+    for path in type_files.FOLDER.glob("_*.yaml"):
         (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(grammar, "FOLDER", tmp_path)
-    grammar._type.cache_clear()
+    monkeypatch.setattr(type_files, "FOLDER", tmp_path)
+    type_files.rules_of.cache_clear()
     yield tmp_path / "mine.yaml"
-    grammar._type.cache_clear()
+    type_files.rules_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_what_is_wrong_in_a_file_is_named(written: Path, text: str, message: str) -> None:
     written.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        grammar._type("mine")
+        type_files.rules_of("mine")
     assert message in str(caught.value)
     assert str(caught.value).count("\n") == 0
 
@@ -52,4 +52,4 @@ def test_an_expression_that_is_none_is_named() -> None:
 
 def test_a_file_that_is_right_is_read(written: Path) -> None:
     written.write_text(OLMOE, encoding="utf-8")
-    assert grammar._type("mine")["blocks"]
+    assert type_files.rules_of("mine")["blocks"]

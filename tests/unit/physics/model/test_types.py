@@ -16,7 +16,7 @@ from windtunnel.physics.model.cache import kept_bytes, kv_bytes_per_token, state
 from windtunnel.physics.model.layers.layer import head_operations, layer_operations
 from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
 from windtunnel.physics.model.operations import Shard
-from windtunnel.physics.model.reading.grammar import type_names
+from windtunnel.physics.model.reading.type_files import type_names
 
 # Made by `validation/derive_models.py` with transformers on the meta device.
 DERIVED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "derived_by_transformers.json").read_text())

@@ -1,32 +1,4 @@
-"""Model types as data: `types/TYPE.yaml` says in a few lines how a config's fields make layers.
-
-    extends     another type whose entries this one's are laid over
-    inside      the field that holds the text model of a multimodal config; its towers are left out, with a note
-    text        the type of that text model where it does not say: what it says is read by its own file; `flat`: the
-                fields of the text model may stand among the others (transformers 4)
-    tied        what no `tie_word_embeddings` beside the text model means, whatever the text model's own says; without
-                this entry the text model's own counts then (as in transformers 4)
-    notes       what a model of this type leaves out
-    defaults    what an absent field means: an expression, or null
-    aliases     another name of a field; where both are given they must agree
-    ignore      fields that change no shape; `only` gives the values of a field that this type can be read with
-    objects     fields that are objects, with `only` and `ignore` of theirs (`attn_config.alibi` asks for one inside)
-    must        what has to hold for a field, or `[that, words]`; `words`: lists with one of these words for each layer
-    model       entries of `Model`
-    mixers      for each kind, entries of `Attention`, or with `form` of `Recurrent`, with `selected` of `Indexed`
-    blocks      for each kind, entries of `FeedForward`
-    mixer, block   which of them layer `i` has
-    layer       entries of `Layer`, and `count`: how many layers
-    sound       as `tower`, of `audio_config`
-    tower       of a type with a vision tower: the tower's own `type` (`types/towers`) where its config names none, and
-                entries that differ from what that file says; there: `patches` of an image, `merge` of them to a token,
-                `registers`, and `projector`, inputs and outputs of each product; with `text_width` and outer fields
-    parts       instead of both: the names of what layer `i` has in a row, mixers and blocks; a mixer and the block
-                behind it are one layer here, and a mixer with none behind it has an empty one (Nemotron-H)
-
-Text is an expression over the config's fields (`hidden_size // num_attention_heads`) with `i` for the layer; entries
-that take a word hold the word itself, or `= expression`.
-"""
+"""A config read by the rules of its type (`type_files.py`): fields become the entries of layers, and those a Model."""
 
 from __future__ import annotations
 
@@ -35,20 +7,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.files.document import read_mapping
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model, Tower
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.physics.model.reading.config_fields import Fields
 from windtunnel.physics.model.reading.functions import FUNCTIONS, OPERATIONS
+from windtunnel.physics.model.reading.type_files import Rules, fields_asked, has_file, rules_of, type_names
 
-FOLDER = Path(__file__).parents[1] / "types"
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
 MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", "mtp_layers", "learned_positions",
                "expert_groups", "groups_per_token", "latent", "size", "rope_head_dim", "conv_channels", "conv_width",
@@ -59,24 +28,6 @@ MORE = ("more_", "shared")  # entries of a mixer that say nothing where they are
 NOUNS = (Extended, Compressed, Indexed, Recurrent, FeedForward, ExtendedBlock, Layer, Streamed, Model)
 FLAGS = frozenset(field.name for kind in NOUNS for field in fields_of(kind) if field.type == "bool")
 MAY_BE_NONE = frozenset(field.name for kind in NOUNS for field in fields_of(kind) if "None" in str(field.type))
-
-
-def _entries(*kinds: type, more: str = "") -> frozenset[str]:
-    """Names of entries: fields of what they make."""
-    return frozenset(field.name for kind in kinds for field in fields_of(kind)) | {"instead", *more.split()}
-
-
-SECTIONS = frozenset((
-    "extends", "inside", "text", "flat", "tied", "notes", "defaults", "aliases", "ignore", "only", "objects", "must",
-    "words", "model", "mixers", "blocks", "mixer", "block", "layer", "sound", "tower", "parts", "outside",
-))  # fmt: skip
-ENTRIES = {
-    "model": _entries(Model),
-    "layer": _entries(Layer, Streamed, more="count"),
-    "mixers": _entries(Attention, Extended, Compressed, Indexed, Recurrent),
-    "blocks": _entries(FeedForward, ExtendedBlock),
-}
-ALLOWED = {"qk_norm": ("none", "per_head", "full", "l2"), "position": ("rope", "none", "learned", "alibi")}
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2",
                "xielu")  # fmt: skip
 MEANING = {"max_position_embeddings": ": give the longest context that it is made for, such as 8192"}
@@ -86,68 +37,6 @@ OF_TOWERS = ("image_", "video_", "vision_", "audio_", "projector_", "multimodal_
              "eoa_", "downsample_", "spatial_", "frame_", "adapter_", "qformer_", "vq_", "perceiver_", "merge",
              "patch_", "insert_layer_", "high_res_vision_")  # fmt: skip
 TOWERS_NOTE = "the towers of this checkpoint (vision, audio) are left out: text only"
-
-
-@cache
-def type_names() -> tuple[str, ...]:
-    """The model types that have a file."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
-
-
-@cache
-def _type(name: str) -> dict[str, Any]:
-    """What the file of a type says, laid over what it extends. Raises SpecError and InputFileError."""
-    path, where = FOLDER / f"{name}.yaml", f"types/{name}.yaml"
-    if not path.is_file():
-        raise SpecError("extends", name, f"there is no {where}")
-    own = read_mapping(path, "see docs/models.md, Add a model")
-    _only(own, SECTIONS, where)
-    for section, allowed in ENTRIES.items():
-        parts = own.get(section, {})
-        for entries in parts.values() if section in ("mixers", "blocks") else (parts,):
-            if not isinstance(entries, dict):  # `instead: true`
-                continue
-            _only(entries, allowed, f"{where}: {section}")
-            for key, words in ALLOWED.items():
-                word = entries.get(key, words[0])
-                if word not in words and not str(word).startswith("="):
-                    raise SpecError(key, word, f"one of {', '.join(words)}", f"{where}: {section}")
-    return _laid_over(_type(own["extends"]), own) if "extends" in own else own
-
-
-def _only(entries: Mapping[str, object], allowed: frozenset[str], where: str) -> None:
-    for key in entries:
-        if key not in allowed:
-            near = get_close_matches(key, allowed, n=1)
-            raise SpecError(
-                key, entries[key], f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(allowed))}", where
-            )
-
-
-@cache
-def _fields_of(name: str) -> frozenset[str]:
-    """The fields that a type's entries ask for, be it only for some values of others."""
-    return frozenset(_names(_type(name)))
-
-
-def _names(entry: object) -> Iterator[str]:
-    for inner in entry.values() if isinstance(entry, dict) else (entry,):
-        if isinstance(inner, dict):
-            yield from _names(inner)
-        elif isinstance(inner, str):
-            yield from re.findall(r"[A-Za-z_]\w*", inner)
-
-
-def _laid_over(base: dict[str, Any], own: dict[str, object]) -> dict[str, object]:
-    whole = dict(base)
-    for key, value in own.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict) and "instead" not in value:
-            whole[key] = _laid_over(base[key], value)
-        elif isinstance(value, list) and isinstance(base.get(key), list):
-            whole[key] = [*base[key], *value]
-        else:
-            whole[key] = {k: v for k, v in value.items() if k != "instead"} if isinstance(value, dict) else value
-    return whole
 
 
 @cache
@@ -163,7 +52,7 @@ def _parsed(text: str) -> tuple[ast.expr, bool]:
 class _Reading:
     """The fields of one config, as one type's file takes them."""
 
-    def __init__(self, fields: Fields, rules: dict[str, Any]) -> None:
+    def __init__(self, fields: Fields, rules: Rules) -> None:
         self.fields, self.rules = fields, rules
         self.defaults: dict[str, object] = rules.get("defaults", {})
         self.aliases: dict[str, str] = rules.get("aliases", {})
@@ -306,15 +195,15 @@ class _Reading:
 
 def read_type(name: str, fields: Fields) -> Model:
     """The model of a config whose `model_type` is `name`. Raises SpecError."""
-    rules, outer = _type(name), name
+    rules, outer = rules_of(name), name
     field, tied = rules.get("inside"), rules.get("tied")
     if field is None or (not fields.has(field) and ("mixers" in rules or rules.get("flat"))):
         name = name if "mixers" in rules else rules["text"]
         if not any(fields.has(tower) for tower in TOWERS):
-            return _read(fields, name, _type(name), ())
+            return _read(fields, name, rules_of(name), ())
         beside = (key for key in fields.names() if key.startswith(OF_TOWERS))
         fields.ignore(*TOWERS, *rules.get("outside", ()), *beside)
-        return _with_tower(_read(fields, name, _type(name), (TOWERS_NOTE,)), fields, outer)
+        return _with_tower(_read(fields, name, rules_of(name), (TOWERS_NOTE,)), fields, outer)
     text = fields.inner(field, required=True)
     fields.ignore(*rules.get("outside", ()), *(key for key in fields.names() if key.startswith(OF_TOWERS)))
     fields.outside = True
@@ -323,7 +212,7 @@ def read_type(name: str, fields: Fields) -> Model:
         own = rules["text"] if own == f"{outer}_text" and own not in type_names() else own
         if own not in type_names():
             raise text.refuse("model_type", showable(own), "the text model is of no type that is read")
-        name, rules = own, {**_type(own), "notes": [*_type(own).get("notes", ()), *rules.get("notes", ())]}
+        name, rules = own, {**rules_of(own), "notes": [*rules_of(own).get("notes", ()), *rules.get("notes", ())]}
         if "inside" in rules:
             return read_type(own, text)
     if fields.has("tie_word_embeddings") or tied is not None:
@@ -336,8 +225,8 @@ def read_type(name: str, fields: Fields) -> Model:
 
 def _with_tower(read: Model, fields: Fields, outer: str) -> Model:
     """A text model with what its config says of a vision tower beside it."""
-    vision = _beside(fields, "vision_config", _type(outer).get("tower", {}), read.hidden_size)
-    sound = _beside(fields, "audio_config", _type(outer).get("sound", {}), read.hidden_size)
+    vision = _beside(fields, "vision_config", rules_of(outer).get("tower", {}), read.hidden_size)
+    sound = _beside(fields, "audio_config", rules_of(outer).get("sound", {}), read.hidden_size)
     return replace(read, tower=_tower(fields.raw("vision_config")), vision=vision, sound=sound)
 
 
@@ -347,9 +236,9 @@ def _beside(fields: Fields, field: str, own: Mapping[str, object], text_width: i
     if not isinstance(config, dict):
         return None
     name = f"towers/{own.get('type') or config.get('model_type')}"
-    if not re.fullmatch(r"towers/\w+", name) or not (FOLDER / f"{name}.yaml").exists():
+    if not re.fullmatch(r"towers/\w+", name) or not has_file(name):
         return None
-    rules = _type(name)
+    rules = rules_of(name)
     beside = {key: fields.raw(key) for key in fields.names() if key not in ("text_config", *TOWERS)}
     whole = Fields({**beside, **config, "text_width": text_width}, fields.where)
     reading = _Reading(whole, rules)
@@ -371,9 +260,9 @@ def _tower(config: object) -> tuple[int, int] | None:
     return (sizes[0], sizes[1]) if all(type(size) is int and 0 < size < SIZE_MAX for size in sizes) else (24, 1024)
 
 
-def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ...]) -> Model:
+def _read(fields: Fields, name: str, rules: Rules, notes: tuple[str, ...]) -> Model:
     reading = _Reading(fields, rules)
-    fields.ignore(*rules.get("ignore", ()), *_fields_of(name))
+    fields.ignore(*rules.get("ignore", ()), *fields_asked(name))
     for key, allowed in rules.get("only", {}).items():
         if allowed is not None:
             fields.must_be(key, tuple(allowed), "this type can be read with no other value")

@@ -1,7 +1,7 @@
 """Reads a Hugging Face `config.json` into a Model, and refuses what it does not understand.
 
-Each `model_type` has one file in `types/` (`grammar.py` reads them). The fields it asks for decide shapes; any other
-must be known to change none (`config_fields.py`), or it is an error.
+Each `model_type` has one file in `types/` (`type_files.py`), and `grammar.py` reads a config by it. The fields that it
+asks for decide shapes; any other must be known to change none (`config_fields.py`), or it is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from windtunnel.physics.model.limits import showable
 from windtunnel.physics.model.reading.config_fields import Fields
 from windtunnel.physics.model.reading.config_file import config_of
 from windtunnel.physics.model.reading.derived import ADD_A_MODEL, INSTALL, derivable, derived
-from windtunnel.physics.model.reading.grammar import read_type, type_names
+from windtunnel.physics.model.reading.grammar import read_type
+from windtunnel.physics.model.reading.type_files import type_names
 
 
 def _name_of(config: Mapping[str, object], path: Path) -> str:
