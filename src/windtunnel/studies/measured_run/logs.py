@@ -149,8 +149,8 @@ def _one_bar(records: list[Record]) -> tuple[list[Record], list[str]]:
         bars = [bar for bar in bars if not any(bar.counts(other) for other in bars)]
         outer = [bar for bar in bars if not any(other.encloses(bar) for other in bars)]
         training = max(outer, key=lambda bar: (bar.clock_s, bar.lines, bar.length))
-        kept = set(places[training.length])
-        records = [record for at, record in enumerate(records) if record.format != form or at in kept]
+        own_lines = set(places[training.length])
+        records = [record for at, record in enumerate(records) if record.format != form or at in own_lines]
         notes.append(f"of several progress bars, that of {training.length:,.0f} steps is read")
     return records, notes
 
@@ -221,9 +221,9 @@ def _rises(times: Sequence[float]) -> bool:
 
 def _longest_of(records: list[Record], form: str) -> list[Record]:
     """Of the means since a start the one of most steps, the last of several; the other frameworks' lines stay."""
-    timed = [at for at, record in enumerate(records) if record.format == form and _is_timed(record.step)]
+    timed = {at for at, record in enumerate(records) if record.format == form and _is_timed(record.step)}
     longest = max(timed, key=lambda at: (records[at].step.number or 0, at))
-    return [record for at, record in enumerate(records) if at == longest or at not in set(timed)]
+    return [record for at, record in enumerate(records) if at == longest or at not in timed]
 
 
 def _is_timed(step: Step) -> bool:
