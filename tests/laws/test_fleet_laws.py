@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.board import Lines, by_rank, whatever_fits
+from windtunnel.studies.fleet.board import QueuePolicy, by_rank, whatever_fits
 from windtunnel.studies.fleet.clock import Clock, NodeChange
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
@@ -190,7 +190,7 @@ def test_a_policy_of_lines_decides_on_its_board_as_on_a_snapshot(name, jobs, res
         return [(job.start_ns, job.end_ns, job.restarts) for job in running]
 
     policy = made(name)
-    assert isinstance(policy, Lines)
+    assert isinstance(policy, QueuePolicy)
     assert ends(policy) == ends(Recorded(policy, []))
 
 
@@ -231,7 +231,7 @@ def test_traits_are_those_of_the_policies():
     for traits in TRAITS.values():
         if traits.loop == "clock":
             policy = made(traits.name)
-            assert isinstance(policy, Lines) == (traits.asks == "lines"), traits.name
+            assert isinstance(policy, QueuePolicy) == (traits.asks == "lines"), traits.name
             assert hasattr(policy, "interval_s") == (traits.asks == "rounds"), traits.name
 
 

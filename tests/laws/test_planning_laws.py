@@ -53,10 +53,10 @@ def test_bounds_never_exceed_what_is_replayed(model, layers, cluster, given, num
         found = replayed(layout)
         rising = [
             bounds.work_ns(layout),
-            bounds.shaped_ns(layout, options),
-            bounds.rough_ns(layout, options),
+            bounds.structure_ns(layout, options),
+            bounds.recomputed_ns(layout, options),
             bounds.saving_ns(layout, options),
-            bounds.leaf_ns(layout, options),
+            bounds.best_switches_ns(layout, options),
             bounds.step_ns(layout),
         ]
         assert max(rising) <= found.step_ns, (layout.plan, [one / found.step_ns for one in rising])

@@ -1,4 +1,4 @@
-"""Result: what every verb returns.
+"""Result: one training step, predicted, captured or emulated; the answer of `predict`, `capture` and `run`.
 
 A Result is plain data: it can be written as JSON and read back, and every renderer (console, HTML, trace, compare)
 works from it alone. Times in breakdowns are integer nanoseconds so that parts sum exactly to the whole.

@@ -5,7 +5,7 @@
                            or end it: each is carried out before the next is asked for. `board.wake_ns`: when to
                            ask again
 
-So a decision costs what it changes, not what there is. Such a policy answers to a snapshot too (`Lines.decide`).
+So a decision costs what it changes, not what there is. Such a policy answers to a snapshot too (`QueuePolicy.decide`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Board:
         self.whole_gpus = self.capacity
         self.memory: Any = None  # of its policy
         self.order: object = None  # of running jobs, as its policy keeps it; None: to be made anew
-        self.given: list[tuple[Running, Placement]] = []  # by jobs that ended or stopped, for a policy that clears it
+        self.released: list[
+            tuple[Running, Placement]
+        ] = []  # by jobs that ended or stopped, for a policy that clears it
         self.touched: set[int] = set()  # nodes whose free GPUs changed, for a policy that clears it
 
     def wait(self, job: Running) -> None:
@@ -67,7 +69,7 @@ class Board:
         """A job's GPUs are free again."""
         self._hold(placement, 1)
         del self.running[job.index]
-        self.given.append((job, placement))
+        self.released.append((job, placement))
 
     def resize(self, node: int, before: int, gpus: int) -> None:
         """A node has another number of GPUs, and what is gone was free."""
@@ -129,7 +131,7 @@ class Board:
         """Nodes with so many free GPUs."""
         return self.by_free[free] if free < len(self.by_free) else []
 
-    def fullest(self, gpus: int) -> Placement:
+    def most_free_first(self, gpus: int) -> Placement:
         """GPUs from the node with most free, the first of equals, until there are enough."""
         return self._spread(gpus, (node for nodes in reversed(self.by_free) for node in nodes))
 
@@ -144,8 +146,8 @@ class Board:
         return tuple(chosen)
 
 
-class Lines:
-    """A policy of lines."""
+class QueuePolicy:
+    """A policy whose jobs wait in lines, in the order of `rank`, and that moves some of them at a time."""
 
     def rank(self, job: Running) -> Rank:
         """Where a job stands in the queue."""
@@ -172,10 +174,10 @@ class Lines:
         return False
 
     def restore(self, board: Board, memory: object) -> None:
-        """What it remembers, at another snapshot."""
+        """Take up at another snapshot what the policy remembered."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The same as an answer to a snapshot; its memory: the ranks of jobs, and its own."""
+        """Answer a snapshot as other policies do. `Decision.memory`: ranks of jobs, and what the policy remembers."""
         moment = Moment(round(snapshot.now_s * NS))
         remembered: tuple[dict[int, Rank], object] = snapshot.memory or ({}, None)
         ranks, own = remembered
@@ -207,7 +209,7 @@ class Lines:
 
 
 def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
-    """A move, as far as the board is concerned."""
+    """Carry a move out on the board: jobs leave and join lines, GPUs are taken and given back."""
     if placement is None:
         board.give(job, job.placement)
         board.wait(job)
@@ -259,7 +261,7 @@ def whatever_fits(board: Board, running: Sequence[Running], free: int | None = N
             if fits := head.gpus <= free:
                 start.append(head)
                 free -= head.gpus
-            head = pass_on(queue, size=not fits)
+            head = next_in_queue(queue, size=not fits)
         if job.gpus <= free:
             free -= job.gpus
         else:
@@ -268,14 +270,14 @@ def whatever_fits(board: Board, running: Sequence[Running], free: int | None = N
         if fits := head.gpus <= free:
             start.append(head)
             free -= head.gpus
-        head = pass_on(queue, size=not fits)
+        head = next_in_queue(queue, size=not fits)
     for job in stop:
         yield job, None
     for job in start:
-        yield job, board.fullest(job.gpus)
+        yield job, board.most_free_first(job.gpus)
 
 
-def pass_on(queue: Generator[Running, bool, None], *, size: bool = False) -> Running | None:
+def next_in_queue(queue: Generator[Running, bool, None], *, size: bool = False) -> Running | None:
     """The next job of a queue; `size`: none of this one's size is asked for any more."""
     try:
         return queue.send(size)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.physics.engine.events import EventQueue
-from windtunnel.studies.fleet.board import Board, Lines, carry_out
+from windtunnel.studies.fleet.board import Board, QueuePolicy, carry_out
 from windtunnel.studies.fleet.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.studies.fleet.running import NS, Moment, Running
 from windtunnel.studies.fleet.work import Work
@@ -53,7 +53,7 @@ class Clock:
         self.checkpoint_s = checkpoint_s
         self.memory: object = None
         self.moment = Moment()
-        self.lines = policy if isinstance(policy, Lines) else None
+        self.lines = policy if isinstance(policy, QueuePolicy) else None
         self.board = Board(nodes, self.moment, self.lines.line) if self.lines else Board(nodes, self.moment)
         self.active: dict[int, Running] = {}
         self.queue: EventQueue[tuple[int, object]] = EventQueue()
@@ -287,7 +287,7 @@ class Clock:
         job.rejected = True
         self.left -= 1
 
-    def _choose(self, policy: Lines, now_ns: int) -> None:
+    def _choose(self, policy: QueuePolicy, now_ns: int) -> None:
         board = self.board
         for job, placement in policy.choose(board):
             running = job.placement

@@ -184,11 +184,11 @@ def kept_or_placed(snapshot: Snapshot, decision: Decision) -> dict[int, Placemen
     assert min(free, default=0) >= 0, "a decision gave a node more than it has"
     for index, gpus in decision.gpus.items():
         if index not in result and gpus > 0:
-            result[index] = from_fullest(free, gpus)
+            result[index] = from_emptiest(free, gpus)
     return result
 
 
-def from_fullest(free: list[int], gpus: int) -> Placement:
+def from_emptiest(free: list[int], gpus: int) -> Placement:
     """GPUs from the node with most free, the first of equals, until there are enough. Takes them from `free`."""
     placement: list[tuple[int, int]] = []
     while gpus > 0:

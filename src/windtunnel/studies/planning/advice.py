@@ -53,7 +53,7 @@ ASKED_AGAIN = 6  # with disturbances
 TOGETHER = 20  # changes that save most memory, tried in pairs; and pairs, tried with a third
 DOUBLINGS = 6
 
-Again = Callable[[Cluster, Plan], Result]
+Repredict = Callable[[Cluster, Plan], Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ def advise(
     return _advice(laid_out(model, cluster, plan if isinstance(plan, Plan) else read_plan(plan)), None)[0]
 
 
-def with_advice(result: Result, model: Model, cluster: Cluster, plan: Plan, again: Again | None) -> Result:
-    """The answer of a plan with its advice; `again`: how it was answered, if not by `predict` alone."""
-    advice, attempts = _advice(laid_out(model, cluster, plan), result, again)
+def with_advice(result: Result, model: Model, cluster: Cluster, plan: Plan, repredict: Repredict | None) -> Result:
+    """The answer of a plan with its advice; `repredict`: how it was answered, if not by `predict` alone."""
+    advice, attempts = _advice(laid_out(model, cluster, plan), result, repredict)
     return replace(result, advice=advice, advice_tried=attempts)
 
 
-def _advice(base: Layout, result: Result | None, again: Again | None = None) -> tuple[tuple[Advice, ...], int]:
+def _advice(base: Layout, result: Result | None, repredict: Repredict | None = None) -> tuple[tuple[Advice, ...], int]:
     now = replayed(base)
     changes, bounds = changes_of(base), Bounds(straggling(base.cluster))
     fits = now.fits if result is None else result.infeasible is None
@@ -100,10 +100,10 @@ def _advice(base: Layout, result: Result | None, again: Again | None = None) -> 
     if not fits and not best:
         best, more = _larger(base)
         attempts += more
-    if again is None or result is None:
+    if repredict is None or result is None:
         advices = [_advice_of(candidate, candidate.step_ns, candidate.memory_bytes, now.step_ns) for candidate in best]
     else:
-        advices = _asked_again(best, result, again, fits)
+        advices = _asked_again(best, result, repredict, fits)
     had = min((advice.step_time_ns for advice in advices if advice.kind != OTHERS), default=0)
     advices = [advice for advice in advices if advice.kind != OTHERS or not had or advice.step_time_ns < had]
     return tuple(sorted(advices, key=lambda advice: (_order(advice.kind), advice.step_time_ns, advice.flags))), attempts
@@ -120,11 +120,11 @@ def _advice_of(candidate: _Tried, step_ns: int, memory: int, before_ns: int) -> 
     return Advice(dict(candidate.fields), flags, candidate.kind, step_ns, gain, memory)
 
 
-def _asked_again(best: Sequence[_Tried], result: Result, again: Again, fits: bool) -> list[Advice]:
+def _asked_again(best: Sequence[_Tried], result: Result, repredict: Repredict, fits: bool) -> list[Advice]:
     advices = []
     for candidate in best[:ASKED_AGAIN]:
         try:
-            other = again(candidate.layout.cluster, candidate.layout.user_plan)
+            other = repredict(candidate.layout.cluster, candidate.layout.user_plan)
         except UserError:  # e.g. a disturbance of a stage that is gone
             continue
         helps = not fits or other.step_time_ns < result.step_time_ns * (1.0 - WORTH)

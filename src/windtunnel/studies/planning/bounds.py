@@ -66,7 +66,7 @@ Options = Mapping[str, tuple[object, ...]]  # of switches
 
 
 @dataclass(frozen=True, eq=False)
-class Again:
+class Recomputation:
     """What recomputation adds to the backward pass of each stage, [stages]: to its path, and to each stream.
 
     A pass that one stream binds has room on the others, so nothing is added to the pass as a whole.
@@ -76,8 +76,8 @@ class Again:
     busy: tuple[Floats, ...] = ()
 
 
-def _busy_again(again: Again | None, which: int, stream: int) -> Floats | float:
-    return again.busy[stream] if again is not None and which == BACKWARD and again.busy else 0.0
+def _busy_recomputed(recomputed: Recomputation | None, which: int, stream: int) -> Floats | float:
+    return recomputed.busy[stream] if recomputed is not None and which == BACKWARD and recomputed.busy else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,18 +90,18 @@ class Chain:
     busy: tuple[tuple[Floats, Floats], ...] = ()  # of each stream, up to each block and behind the last
 
     def passes(
-        self, first: NDArray[np.int64], last: NDArray[np.int64], again: Again | None = None
+        self, first: NDArray[np.int64], last: NDArray[np.int64], recomputed: Recomputation | None = None
     ) -> tuple[Floats, Floats]:
         """Shortest forward and backward pass of stages that hold the blocks first..last, [stages] each."""
         passes = []
         for which in (FORWARD, BACKWARD):
             a, b = (first, last) if which == FORWARD else (last, first)
             least = self.begin[which][a] + (self.total[which][last] - self.total[which][first]) + self.end[which][b]
-            if again is not None and which == BACKWARD:
-                least = least + again.path
+            if recomputed is not None and which == BACKWARD:
+                least = least + recomputed.path
             for number, sums in enumerate(self.busy):
                 least = np.maximum(
-                    least, sums[which][last + 1] - sums[which][first] + _busy_again(again, which, number)
+                    least, sums[which][last + 1] - sums[which][first] + _busy_recomputed(recomputed, which, number)
                 )
             passes.append(np.where(last >= first, least, 0.0))
         return passes[0], passes[1]
@@ -136,7 +136,7 @@ def _neighbours(kinds: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ND
 
 
 def chain_of_costs(kinds: tuple[int, ...], costs: BlockCosts) -> Chain:
-    """Of longest paths, and of what each stream has to do."""
+    """Chain of longest paths, and of what each stream has to do."""
     pairs, place = _neighbours(kinds)
     own, of_block = _own(kinds)
     total, begin, end = [], [], []
@@ -264,36 +264,36 @@ class Bounds:
         return pricer
 
     def work_ns(self, layout: Layout) -> float:
-        """By kernels alone: no transfer, no launch, nothing recomputed."""
+        """Step time of a structure by kernels alone, at least: no transfer, no launch, nothing recomputed."""
         return self._busy(layout, *self.works(layout).passes(*spans(layout.virtual_layers)))
 
     def peak_ns(self, layout: Layout) -> float:
-        """Of any plan with this batch: its products at the peak rate of the GPU, on all GPUs."""
+        """Step time of any plan with this batch, at least: its products at the peak rate of the GPU, on all GPUs."""
         plan, cluster = layout.plan, layout.cluster
         flops = 3.0 * plan.global_batch * plan.seq_len * layout.model.forward_flops_per_token(plan.seq_len)
         return 1e9 * flops / cluster.n_gpus / cluster.gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
 
     def even_ns(self, layout: Layout) -> float:
-        """The same, however layers lie on stages: some rank has its share of all kernels, or more."""
+        """Step time by kernels alone, however layers lie on stages: some rank has its share of all kernels, or more."""
         blocks = np.array([layout.model.n_layers + 1])
         forward, backward = self.works(layout).passes(blocks * 0, blocks)
         whole = layout.micro_batches * float(forward[0] + backward[0])
         return whole / layout.plan.pp * (1.0 + self.straggling) * ROUNDING
 
     def works(self, layout: Layout) -> Chain:
-        """Kernels of all blocks."""
+        """Chain of the kernels of all blocks."""
         key = work_class(layout)
         if key not in self._work:
             work = block_work(self._pricer(layout), self.blocks(layout))
             self._work[key] = chain_of_work(kinds_of(layout.model), work)
         return self._work[key]
 
-    def passes(self, layout: Layout, again: Again | None = None) -> tuple[Floats, Floats]:
-        """Shortest passes of every virtual stage; `again`: what their backward passes do besides."""
+    def passes(self, layout: Layout, recomputed: Recomputation | None = None) -> tuple[Floats, Floats]:
+        """Shortest passes of every virtual stage; `recomputed`: what their backward passes do besides."""
         recompute, some = layout.plan.recompute, layout.plan.recompute_layers
         span = spans(layout.virtual_layers)
         if some == 0 or some is None:
-            return self.chain(layout, "full" if some is None else recompute).passes(*span, again)
+            return self.chain(layout, "full" if some is None else recompute).passes(*span, recomputed)
         # The first layers of each stage are recomputed, the others are not.
         plain, full = self.chain(layout, "none"), self.chain(layout, "full")
         path = self._beyond(layout, full.total[BACKWARD] - plain.total[BACKWARD], some)
@@ -301,7 +301,7 @@ class Bounds:
             self._beyond(layout, full_busy[BACKWARD] - plain_busy[BACKWARD], some)
             for plain_busy, full_busy in zip(plain.busy, full.busy, strict=True)
         )
-        return plain.passes(*span, Again(path, tuple(busy)))
+        return plain.passes(*span, Recomputation(path, tuple(busy)))
 
     def _beyond(self, layout: Layout, sums: Floats, some: int | None) -> Floats:
         """What the recomputed layers of each stage add, of prefix sums over all blocks."""
@@ -323,7 +323,7 @@ class Bounds:
         return self._chains[key]
 
     def _quickest(
-        self, layout: Layout, options: Options, recompute: str, again: Again | None = None
+        self, layout: Layout, options: Options, recompute: str, recomputed: Recomputation | None = None
     ) -> tuple[Floats, Floats]:
         """Shortest passes at the best of these switches.
 
@@ -340,35 +340,35 @@ class Bounds:
         for overlap in options["overlap_tp"]:
             filled = layout.plan.overlap_tp if overlap is None else overlap
             plan = layout.plan.with_fields({**changes, "overlap_tp": filled})
-            passes.append(self.passes(replace(layout, plan=plan), again))
+            passes.append(self.passes(replace(layout, plan=plan), recomputed))
         forward, backward = (np.minimum.reduce(list(parts)) for parts in zip(*passes, strict=True))
         return forward, backward
 
-    def shaped_ns(self, layout: Layout, options: Options) -> float:
-        """Of any plan of a structure: passes at the best switches, nothing recomputed."""
+    def structure_ns(self, layout: Layout, options: Options) -> float:
+        """Step time of any plan of a structure, at least: passes at the best switches, nothing recomputed."""
         return self._busy(layout, *self._quickest(layout, options, "none"))
 
-    def rough_ns(self, layout: Layout, options: Options) -> float:
-        """The same, and the kernels that a saving runs again where whole layers are; 0 where that is nothing."""
-        some, again = layout.plan.recompute_layers, None
+    def recomputed_ns(self, layout: Layout, options: Options) -> float:
+        """The same with a saving: the kernels of layers that are recomputed whole run again; 0 where no layer is."""
+        some, recomputed = layout.plan.recompute_layers, None
         whole = some != 0 and layout.habits.reentrant_recompute
         if not (whole or layout.shares_once):
             return 0.0
         if whole:
             work = self.works(layout).total[FORWARD]
-            again = Again(self._beyond(layout, np.concatenate([[0.0], work[:-1]]), some))
-        return self._busy(layout, *self._quickest(layout, options, "none", again))
+            recomputed = Recomputation(self._beyond(layout, np.concatenate([[0.0], work[:-1]]), some))
+        return self._busy(layout, *self._quickest(layout, options, "none", recomputed))
 
     def saving_ns(self, layout: Layout, options: Options) -> float:
-        """Of any plan of a structure with a saving: its own passes at the best switches."""
+        """Step time of any plan of a structure with a saving, at least: its own passes at the best switches."""
         return self._busy(layout, *self._quickest(layout, options, layout.plan.recompute))
 
-    def leaf_ns(self, layout: Layout, options: Options) -> float:
-        """Of one plan, its passes still at the best switches."""
+    def best_switches_ns(self, layout: Layout, options: Options) -> float:
+        """Step time of one plan, at least, its passes still at the best switches."""
         return self._whole(layout, *self._quickest(layout, options, layout.plan.recompute))
 
     def step_ns(self, layout: Layout) -> float:
-        """Of one plan: passes, transfers between stages, gathers and reductions, optimizer."""
+        """Step time of one plan, at least: passes, transfers between stages, gathers and reductions, optimizer."""
         return self._whole(layout, *self.passes(layout))
 
     def _busy(self, layout: Layout, forward: Floats, backward: Floats) -> float:
@@ -379,7 +379,7 @@ class Bounds:
         return (busy_ns(layout, forward, backward, ends.hop) + ends.outside) * (1.0 + self.straggling) * ROUNDING
 
     def ends(self, layout: Layout) -> Ends:
-        """What is outside of passes."""
+        """Times of a plan outside of its passes."""
         plan = layout.plan
         key = (
             *work_class(layout), plan.pp, layout.virtual_layers, layout.schedule, plan.zero_stage, layout.shard_group,
@@ -403,7 +403,7 @@ class Bounds:
         return dense[last] - dense[first], expert[last] - expert[first]
 
     def state_bytes(self, layout: Layout) -> int:
-        """Of the fullest rank, at least, whatever it keeps for backward passes."""
+        """State of the fullest rank, at least, whatever it keeps for backward passes."""
         return least_memory(layout, self._held_by_ranks(layout)[1], [0.0] * layout.plan.pp)
 
     def even_state_bytes(self, layout: Layout) -> int:

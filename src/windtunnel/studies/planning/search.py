@@ -360,7 +360,7 @@ class Search:
                 self.counts.memory += count(self.space, node.layout)
                 self._missed.append(Unmeasured(node.layout, state))
             else:
-                self._push(max(node.key, bounds.shaped_ns(node.layout, self._options(node))), SHAPED, node.layout)
+                self._push(max(node.key, bounds.structure_ns(node.layout, self._options(node))), SHAPED, node.layout)
         elif node.level == SHAPED:
             self._part(node)
         elif node.level == ROUGH:
@@ -420,7 +420,7 @@ class Search:
             if least > self._capacity(variant):
                 self._lost(variant, saving, least, exact=False)
             else:
-                self._push(max(node.key, self.bounds.rough_ns(variant, options)), ROUGH, variant, saving)
+                self._push(max(node.key, self.bounds.recomputed_ns(variant, options)), ROUGH, variant, saving)
 
     def _lost_unmeasured(self, layout: Layout, saving: dict[str, object], state: int) -> None:
         """A structure with a saving whose state alone does not fit: how much it needs is found if somebody asks."""
@@ -444,7 +444,7 @@ class Search:
         for chosen in product(*options.values()):
             update = dict(zip(options, chosen, strict=True))
             variant = laid_out(node.layout.model, node.layout.cluster, node.layout.user_plan.with_fields(update))
-            least = max(node.key, self.bounds.leaf_ns(variant, options))
+            least = max(node.key, self.bounds.best_switches_ns(variant, options))
             self._push(least, LEAF, variant, node.saving, needed)
             if first and self.soon is not None:
                 self.soon(STEP, least, variant)

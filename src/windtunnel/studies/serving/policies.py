@@ -9,8 +9,9 @@ Several models, each with its share of the rate: the ways to share GPUs of `mult
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import cluster_of
@@ -30,7 +31,14 @@ from windtunnel.studies.serving.run import serve_with, sources_of
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, TICKS_PER_S
 from windtunnel.studies.serving.study import checkpoint_of, priced
 
-POLICIES = ("fcfs", "skip-join")
+
+@dataclass(frozen=True)
+class BatchingTraits:
+    """A batching policy: what makes its replica of an engine and the longest prompt, and what it can do."""
+
+    replica: Callable[[Engine, int], Replica | StepwiseReplica]
+    adapters: bool = True  # whether it serves LoRA adapters
+    prefixes: bool = True  # whether it keeps prefixes
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +62,7 @@ class Compared(Answer):
 def answer(question: ServePolicies) -> Compared | Sharing:
     """Serve the requests under each. Raises UserError."""
     several = "," in question.model.base
-    choices = SHARING if several else POLICIES
+    choices = SHARING if several else tuple(POLICIES)
     policies = list(choices) if question.policy is None else _names("policy", question.policy)
     for name in policies:
         if name not in choices:
@@ -62,10 +70,11 @@ def answer(question: ServePolicies) -> Compared | Sharing:
     if several:
         return _shared(question, policies)
     routers = _names("router", question.router)
-    if "skip-join" in policies and question.engine.lora is not None:
-        raise SpecError("lora", question.engine.lora, "skip-join has no slots of adapters: --policy fcfs")
-    if "skip-join" in policies and "prefix-aware" in routers:
-        raise SpecError("router", "prefix-aware", "skip-join keeps no prefixes: leave one of them out")
+    for name in policies:
+        if question.engine.lora is not None and not POLICIES[name].adapters:
+            raise SpecError("lora", question.engine.lora, f"{name} has no slots of adapters: --policy fcfs")
+        if "prefix-aware" in routers and not POLICIES[name].prefixes:
+            raise SpecError("router", "prefix-aware", f"{name} keeps no prefixes: leave one of them out")
     load = workload_of(question.requests, question.load, question.seed)
     model, machine = model_of(question.model), cluster_of(question.cluster)
     engine = priced(model, machine, question.engine, question.replicas, checkpoint_of(question.model))
@@ -80,7 +89,7 @@ def answer(question: ServePolicies) -> Compared | Sharing:
                 router=router,
                 slo=question.limits.seconds(),
                 cost_per_gpu_hour=question.price,
-                make=lambda policy=policy: _replica(engine, policy, longest),  # type: ignore[misc]
+                make=partial(POLICIES[policy].replica, engine, longest),
             )
     notes = tuple(f"{name}: {text}" for name, result in results.items() for text in refusals(result))
     return Compared(results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
@@ -106,9 +115,8 @@ def _names(field: str, text: str) -> list[str]:
     return names
 
 
-def _replica(engine: Engine, policy: str, longest: int) -> Replica | StepwiseReplica:
-    if policy == "fcfs":
-        return engine.replica()
+def _skip_join_replica(engine: Engine, longest: int) -> StepwiseReplica:
+    """A replica with feedback queues and a part of the host's memory to swap to."""
     host, deployment = engine.cluster.host, engine.deployment
     block_bytes = engine.memory.kv_per_token * engine.rules.block_size  # on one GPU
     swap_ticks = round(TICKS_PER_S * block_bytes / host.pcie_bandwidth_bytes_per_s / 2)
@@ -121,3 +129,9 @@ def _replica(engine: Engine, policy: str, longest: int) -> Replica | StepwiseRep
     )
     rules = replace(engine.rules, swap_ticks_per_block=swap_ticks)
     return StepwiseReplica(engine.times, rules, engine.blocks, batching, host_blocks)
+
+
+POLICIES = {
+    "fcfs": BatchingTraits(lambda engine, longest: engine.replica()),
+    "skip-join": BatchingTraits(_skip_join_replica, adapters=False, prefixes=False),
+}

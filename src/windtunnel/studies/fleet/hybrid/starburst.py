@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from windtunnel.studies.fleet.board import Board, Lines, Move, pass_on
+from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, next_in_queue
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.decision import EMPTY
 from windtunnel.studies.fleet.hybrid.clouds import Clouds
@@ -18,7 +18,7 @@ from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.work import Rigid
 
 
-class Patience(Lines):
+class Patience(QueuePolicy):
     """`leaves`: jobs that may go elsewhere, with when each has waited long enough, by that time."""
 
     def __init__(self, leaves: Sequence[tuple[int, Running]]) -> None:
@@ -37,7 +37,7 @@ class Patience(Lines):
             placement = board.gang(job.gpus, 0)
             if placement is not None:
                 yield job, placement
-            job = pass_on(queue, size=placement is None)
+            job = next_in_queue(queue, size=placement is None)
         while self.passed < len(self.leaves):
             leaves_ns, job = self.leaves[self.passed]
             if job.start_ns is None and leaves_ns > board.moment.ns:

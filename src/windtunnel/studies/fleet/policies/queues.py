@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.board import Board, Lines, Move, pass_on
+from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, next_in_queue
 from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -108,7 +108,7 @@ NEVER = 2**62
 
 
 @dataclass(frozen=True)
-class Waiting(Lines):
+class Waiting(QueuePolicy):
     """`shortest`: order by time left. `rule`: block, skip or easy. `per_node` 0: GPUs are a count."""
 
     shortest: bool
@@ -131,7 +131,7 @@ class Waiting(Lines):
         while job is not None:
             late = reserved and now_ns + job.left_ns > until_ns
             if late and job.gpus > spare:
-                job = pass_on(queue)
+                job = next_in_queue(queue)
                 continue
             placement = board.gang(job.gpus, self.per_node)
             if placement is not None:
@@ -142,7 +142,7 @@ class Waiting(Lines):
             elif self.rule == "easy" and not reserved:
                 reserved = True
                 until_ns, spare = _reservation(job.gpus, board)
-            job = pass_on(queue, size=placement is None)
+            job = next_in_queue(queue, size=placement is None)
 
 
 def _reservation(need: int, board: Board) -> tuple[int, int]:

@@ -12,13 +12,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank, pass_on, whatever_fits
+from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank, next_in_queue, whatever_fits
 from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 
 @dataclass(frozen=True)
-class Srtf(Lines):
+class Srtf(QueuePolicy):
     """No parameter."""
 
     def rank(self, job: Running) -> Rank:
@@ -32,7 +32,7 @@ class Srtf(Lines):
         order = board.order
         if not isinstance(order, Order):
             order = board.order = Order(list(board.running.values()))
-            board.given.clear()
+            board.released.clear()
         order.follow(board)
         running, behind = order.from_the_last(self, board.moment.ns), Behind()
         start, free = [], board.free_gpus
@@ -45,8 +45,8 @@ class Srtf(Lines):
             if fits:
                 start.append(head)
                 free -= head.gpus
-            head = pass_on(queue, size=not fits)
-        moves: Iterator[Move] = ((job, board.fullest(job.gpus)) for job in start)
+            head = next_in_queue(queue, size=not fits)
+        moves: Iterator[Move] = ((job, board.most_free_first(job.gpus)) for job in start)
         if head is not None:
             first = (start[0] if start else head).rank
             free = board.free_gpus + behind.gpus_after(first, board.capacity, running)
@@ -90,8 +90,8 @@ class Order:
 
     def follow(self, board: Board) -> None:
         """Take in what has begun and ended on the board."""
-        ended = {job.index for job, _ in board.given}
-        board.given.clear()
+        ended = {job.index for job, _ in board.released}
+        board.released.clear()
         for index in ended & self.jobs.keys():
             del self.ends[bisect_left(self.ends, self.jobs.pop(index)[0])]
         new, self.started = [*(job for job in self.still if job.index not in ended), *self.started], []

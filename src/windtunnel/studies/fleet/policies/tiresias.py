@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank, whatever_fits
+from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank, whatever_fits
 from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -20,7 +20,7 @@ NEVER = 2**62
 
 
 @dataclass(frozen=True)
-class Tiresias(Lines):
+class Tiresias(QueuePolicy):
     """Thresholds between the queues, ascending."""
 
     thresholds_gpu_s: tuple[float, ...] = (57_600.0,)

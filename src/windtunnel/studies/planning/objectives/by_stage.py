@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.physics.hardware.mixed import MixedCluster
-from windtunnel.studies.planning.bounds import Again, Bounds, Floats, Options, spans
+from windtunnel.studies.planning.bounds import Bounds, Floats, Options, Recomputation, spans
 from windtunnel.studies.planning.least.beside_passes import Ends, kept_in_flight, least_memory, ranks_of
 from windtunnel.studies.planning.oracle import Layout, ranks_bytes, staged_step_ns, stages_of, straggling
 from windtunnel.studies.training.schedules import TRAITS
@@ -71,14 +71,14 @@ class ByStage(Bounds):
         """Nothing: types take unlike shares."""
         return 0.0
 
-    def passes(self, layout: Layout, again: Again | None = None) -> tuple[Floats, Floats]:
+    def passes(self, layout: Layout, recomputed: Recomputation | None = None) -> tuple[Floats, Floats]:
         """Shortest passes of every virtual stage, each on its type."""
         pairs = zip(self.of_type, self.layouts(layout), strict=True)
-        return self._mixed(layout, [own.passes(own_layout, again) for own, own_layout in pairs])
+        return self._mixed(layout, [own.passes(own_layout, recomputed) for own, own_layout in pairs])
 
-    def rough_ns(self, layout: Layout, options: Options) -> float:
+    def recomputed_ns(self, layout: Layout, options: Options) -> float:
         """Of any plan of a structure with a saving: nothing recomputed."""
-        return self.shaped_ns(layout, options)
+        return self.structure_ns(layout, options)
 
     def ends(self, layout: Layout) -> Ends:
         """Sends on the fastest network; what is outside of passes may be anything."""

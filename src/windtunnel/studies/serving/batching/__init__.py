@@ -1,4 +1,4 @@
-"""Batching policies: pure decisions over a replica's queues. Each is one file with a `plan`."""
+"""Batching policies: pure decisions over a replica's queues. Each is one file with a `plan`, named in `policies.py`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Kueue(Rules):
         if state.pace is not None:
             yield from self._without_queue(state.without_queue(board), board)
             yield from paced(self, board, state)
-            board.given.clear()
+            board.released.clear()
             return
         waiting: dict[str, list[Line]] = {}
         for line in state.lines(board, stopped):
@@ -70,7 +70,7 @@ class Kueue(Rules):
                     waiting[job.queue].clear()
             for node, room in reserved:
                 node.add(-room)
-        board.given.clear()
+        board.released.clear()
 
     def delay_ns(self, job: Running, board: Board) -> int:
         """Until its admission is written."""
@@ -110,12 +110,12 @@ class Kueue(Rules):
                 if job.queue in self.quotas:
                     state.take(job)
         else:
-            for job, _ in board.given:
+            for job, _ in board.released:
                 state.give(job)
                 if state.pace is not None:
                     root = root_of(state.books.queues[job.queue]) if job.queue in self.quotas else ANYWHERE
                     state.pace.ended(job.index, root, board.moment.ns)
-        board.given.clear()
+        board.released.clear()
         return state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.board import Board, Lines
+from windtunnel.studies.fleet.board import Board, QueuePolicy
 from windtunnel.studies.fleet.decision import Placement
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node, Share
@@ -16,7 +16,7 @@ from windtunnel.studies.fleet.running import Rank, Running
 
 
 @dataclass(frozen=True)
-class Rules(Lines):
+class Rules(QueuePolicy):
     """`per_node` 0: GPUs are a count. `quotas` by queue; `strategies` of fair sharing: one, then the other.
 
     `qps`, `burst`: of Kueue's `clientConnection`, 0 for no limit; `hashing` of equal jobs is used only there.

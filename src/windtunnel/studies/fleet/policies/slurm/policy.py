@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
-from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank
+from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank
 from windtunnel.studies.fleet.decision import EMPTY, Placement
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
 from windtunnel.studies.fleet.policies.slurm.cluster import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Slurm(Rules, Lines):
+class Slurm(Rules, QueuePolicy):
     """The two loops on a board."""
 
     def rank(self, job: Running) -> Rank:
@@ -116,7 +116,7 @@ class Slurm(Rules, Lines):
         for index, (job, placement, _) in state.placed.items():
             now = board.running.get(index)
             if now is None or now.placement != placement:
-                board.given.append((job, placement))
+                board.released.append((job, placement))
         board.touched = set(range(len(board.free)))
 
     # What happened since it was asked last
@@ -133,9 +133,9 @@ class Slurm(Rules, Lines):
                 self._take(job, job.placement, units, state)
                 if not self.per_node:
                     state.free.add(units, -1)
-            board.given.clear()
+            board.released.clear()
         before = state.changed
-        state.changed = bool(board.given) or board.waiting != state.waiting
+        state.changed = bool(board.released) or board.waiting != state.waiting
         self._release(board, state, self.completing_s)
         due = [placement for time_ns, placement in state.completing if time_ns <= now_ns]
         if due:
@@ -161,7 +161,7 @@ class Slurm(Rules, Lines):
     def _release(self, board: Board, state: State, completing_s: float) -> None:
         """Jobs have ended or were stopped, and their nodes are free so long after."""
         now_ns = board.moment.ns
-        for job, _ in board.given:
+        for job, _ in board.released:
             if job.index not in state.placed:
                 continue
             _, _, units = state.placed.pop(job.index)
@@ -173,7 +173,7 @@ class Slurm(Rules, Lines):
                 state.completing.append((now_ns + round(completing_s * NS), units))
             else:
                 self._free(units, board, state)
-        board.given.clear()
+        board.released.clear()
 
     def _update(self, board: Board, state: State) -> None:
         """What is free, where something has changed."""
