@@ -2,7 +2,7 @@
 
     number.py    Number: the only form of a figure that is shown; SI, with its unit, its band and its source
     text.py      the one place where a number becomes text; columns whose printed parts sum to the printed total
-    kinds.py     the twelve kinds of views, and Document
+    kinds.py     the ten kinds of views, and Document
 
 Console, page, Markdown and notebook (`windtunnel.faces.report.draw`) draw the same document; none of them knows a
 study, and no study draws.
@@ -12,17 +12,16 @@ from windtunnel.views.kinds import (
     Axis,
     Bar,
     Bars,
-    Box,
     Cell,
     Change,
     Changes,
     Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Files,
-    Flow,
     Grid,
     Headline,
     Heat,
@@ -34,10 +33,9 @@ from windtunnel.views.kinds import (
     Series,
     Span,
     Table,
-    Term,
     Tone,
     View,
-    Why,
+    table_of,
 )
 from windtunnel.views.number import Number
 
@@ -45,17 +43,16 @@ __all__ = [
     "Axis",
     "Bar",
     "Bars",
-    "Box",
     "Cell",
     "Change",
     "Changes",
     "Column",
     "Curve",
     "Document",
+    "Field",
     "Figure",
     "Figures",
     "Files",
-    "Flow",
     "Grid",
     "Headline",
     "Heat",
@@ -68,8 +65,7 @@ __all__ = [
     "Series",
     "Span",
     "Table",
-    "Term",
     "Tone",
     "View",
-    "Why",
+    "table_of",
 ]

@@ -1,4 +1,4 @@
-"""The twelve kinds of views. A view holds numbers with their units, never the text of them.
+"""The ten kinds of views. A view holds numbers with their units, never the text of them.
 
 Times are seconds, sizes bytes. `colour` is a slot of the one palette, such as compute-0 or line-2
 (`report/templates/views.css`): the same thing has one colour in every picture.
@@ -7,13 +7,15 @@ Times are seconds, sizes bytes. `colour` is a slot of the one palette, such as c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, TypeVar
 
 from windtunnel.errors import SpecError
 from windtunnel.views.number import Number
 
+Row = TypeVar("Row")
 Tone = Literal["good", "calm", "warn", "bad"]
 Cell = Number | str | float | int | None
 
@@ -117,6 +119,7 @@ class Table:
     most: int = 12
     by_row: bool = False
     links: Sequence[str] = ()  # where a row is looked at, one address a row
+    choices: Sequence[str] = ()  # by what a row is chosen, where a page lets one choose
     folded: bool = False  # a page shows it when asked
 
     def __post_init__(self) -> None:
@@ -128,6 +131,33 @@ class Table:
     def is_on_side(self) -> bool:
         """Whether its columns are shown as rows."""
         return 0 < len(self.rows) <= SIDE_ROWS and len(self.columns) > SIDE_COLUMNS and not self.links
+
+
+Field = tuple[str, str, str | Callable[[Row], Cell]]
+
+
+def table_of(
+    title: str,
+    entries: Sequence[Row],
+    fields: Sequence[Field[Row]],
+    note: str = "",
+    most: int | None = None,
+) -> Table:
+    """A row for each entry, a column for each field: its name, its unit, and the attribute, the key or the function.
+
+    A column in which nothing stands is left out. A console shows all rows where `most` is not said.
+    """
+
+    def cell(entry: Row, what: str | Callable[[Row], Cell]) -> Cell:
+        if not isinstance(what, str):
+            return what(entry)
+        value: Cell = entry[what] if isinstance(entry, Mapping) else attrgetter(what)(entry)
+        return value
+
+    columns = [(Column(name, unit), [cell(entry, what) for entry in entries]) for name, unit, what in fields]
+    columns = [pair for pair in columns if any(value is not None for value in pair[1])]
+    rows = list(zip(*(cells for _, cells in columns), strict=True))
+    return Table(title, [column for column, _ in columns], rows, note, len(rows) if most is None else most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,23 +278,6 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """Something that flows come from and go to."""
-
-    name: str
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Boxes, and arrows (from, to, how much) between them."""
-
-    title: str
-    boxes: Sequence[Box]
-    arrows: Sequence[tuple[int, int, Number]]
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
     """A change of the question, in words of the command line, and what it was predicted to bring."""
 
@@ -285,24 +298,6 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """What goes into a formula."""
-
-    name: str
-    number: Number
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Why:
-    """A figure opened: its formula and terms."""
-
-    figure: str
-    formula: str
-    terms: Sequence[Term]
-
-
-@dataclass(frozen=True, slots=True)
 class Notes:
     """Sentences."""
 
@@ -319,7 +314,7 @@ class Files:
     files: Sequence[tuple[str, str]]
 
 
-View = Headline | Figures | Bars | Table | Curve | Lanes | Heat | Flow | Changes | Why | Notes | Files
+View = Headline | Figures | Bars | Table | Curve | Lanes | Heat | Changes | Notes | Files
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from windtunnel.views import (
     Axis,
     Bar,
     Bars,
-    Box,
     Change,
     Changes,
     Column,
@@ -29,7 +28,6 @@ from windtunnel.views import (
     Figure,
     Figures,
     Files,
-    Flow,
     Grid,
     Headline,
     Heat,
@@ -42,9 +40,7 @@ from windtunnel.views import (
     Series,
     Span,
     Table,
-    Term,
     View,
-    Why,
 )
 from windtunnel.views.text import text_of, texts_of
 
@@ -62,17 +58,15 @@ ALL: list[View] = [
     ),
     Lanes(EVIL, [Lane(EVIL, [Span(0.0, 1.0, EVIL, EVIL, marked=True)], EVIL)], EVIL, EVIL),
     Heat(EVIL, Grid(EVIL, 2), Grid("row", 1), [0.1, 0.9], EVIL, "share", texts=[(1, EVIL)]),
-    Flow(EVIL, [Box(EVIL), Box("b")], [(0, 1, Number(3, "count"))]),
     Changes(EVIL, ("gain", "step"), [Change(EVIL, Number(-0.1, "change"), [Number(1.0, "s")], EVIL)], EVIL),
-    Why(EVIL, EVIL, [Term(EVIL, Number(2.0, "x"), EVIL)]),
     Notes(EVIL, [EVIL], "warn"),
     Files(EVIL, [(EVIL, f"a\n  {EVIL}")]),
 ]  # fmt: skip
 DOCUMENT = Document(EVIL, EVIL, ALL, ALL, EVIL, EVIL, f"windtunnel predict {EVIL}")
 
 
-def test_there_are_twelve_kinds_and_every_face_draws_them_all() -> None:
-    assert len({type(view) for view in ALL}) == 12
+def test_there_are_ten_kinds_and_every_face_draws_them_all() -> None:
+    assert len({type(view) for view in ALL}) == 10
     file = io.StringIO()
     print_document(DOCUMENT, Console(file=file, width=80), full=True)
     assert "\x1b" not in file.getvalue()

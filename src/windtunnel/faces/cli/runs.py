@@ -36,7 +36,7 @@ def delete_runs(question: RunsDelete, outputs: Outputs) -> None:
 
 
 def _print(question: RunsList | RunsTag, listing: Listed, outputs: Outputs, *, some: bool) -> None:
-    from windtunnel.faces.report.runs import runs_document
+    from windtunnel.faces.report.run_list import runs_document
 
     document = runs_document(listing.runs, listing.tags, question.runs, some=some)
     give(question, listing, outputs, document)

@@ -10,8 +10,21 @@ from collections.abc import Iterator
 
 from windtunnel.real.calibrate.curves import Calibration, CurveChart
 from windtunnel.units import format_time
-from windtunnel.views import Axis, Cell, Column, Curve, Document, Headline, Notes, Number, Series, Table, View
-from windtunnel.views.text import plain, text_of
+from windtunnel.views import (
+    Axis,
+    Column,
+    Curve,
+    Document,
+    Field,
+    Headline,
+    Notes,
+    Number,
+    Series,
+    Table,
+    View,
+    table_of,
+)
+from windtunnel.views.text import NOTHING, plain, text_of
 
 WORST = 3  # points named per curve
 EXACTLY = 1e-6  # log of curve over measured
@@ -42,25 +55,14 @@ def _views(answer: Calibration) -> Iterator[View]:
     else:
         verdict = f"Curves of {points:,} measured points are {text_of(mean, 'share')} off in the mean{text}."
         yield Headline(verdict, "off by", Number(mean, "share"), "good" if mean < 0.1 else "warn")
-    columns = (
-        *(Column("op"), Column("dtype"), Column("points", "count"), Column("from"), Column("to")),
-        *(Column("off by (mean)", "share"), Column("off most at")),
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for curve_chart in shown:
-        error = curve_chart.mean_error if _tells(curve_chart) else None
-        ends = text_of(min(curve_chart.measured_s), "s"), text_of(max(curve_chart.measured_s), "s")
-        rows.append(
-            (
-                plain(curve_chart.name),
-                plain(curve_chart.dtype),
-                len(curve_chart.shapes),
-                *ends,
-                error,
-                ", ".join(_worst(curve_chart)[:1]),
-            )
-        )
-    yield Table("Curves", columns, rows, most=len(rows))
+    fields: list[Field[CurveChart]] = [
+        *(("op", "text", "name"), ("dtype", "text", "dtype"), ("points", "count", lambda chart: len(chart.shapes))),
+        ("from", "text", lambda chart: text_of(min(chart.measured_s), "s")),
+        ("to", "text", lambda chart: text_of(max(chart.measured_s), "s")),
+        ("off by (mean)", "share", lambda chart: chart.mean_error if _tells(chart) else NOTHING),
+        ("off most at", "text", lambda chart: ", ".join(_worst(chart)[:1])),
+    ]
+    yield table_of("Curves", shown, fields)
     values = [
         (f"{group} {name}", _value(name, value))
         for group, those in answer.values.items()

@@ -21,7 +21,7 @@ DOCUMENTS = {
     "studies.resilience.study:Survival": "survival:survival_document",
     "studies.resilience.spot.study:SpotAnswer": "survival:spot_document",
     "studies.fabric:FabricResult": "fabric:fabric_document",
-    "studies.nic.study:NicResult": "nic:nic_document",
+    "studies.nic.study:NicResult": "fabric:nic_document",
     "studies.traces.stragglers.explanation:Explanation": "explanation:explanation_document",
     "studies.decide:Decision": "decision:decide_document",
     "studies.check:Checked": "decision:check_document",

@@ -11,6 +11,7 @@ from windtunnel.views import (
     Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Grid,
@@ -22,6 +23,7 @@ from windtunnel.views import (
     Series,
     Table,
     View,
+    table_of,
 )
 from windtunnel.views.text import plain, text_of
 
@@ -143,10 +145,12 @@ def _mended(ideal: Asked, replayed_ns: int) -> Notes:
 
 
 def _parts(title: str, parts: Sequence[Part]) -> Table:
-    columns = (Column(""), Column("alone", "x"), Column("gives back", "s"), Column("of the loss", "share"))
-    rows = [(plain(part.name), part.slowdown, Number(part.saved_ns / 1e9, "s"), part.share) for part in parts]
+    fields: list[Field[Part]] = [
+        *(("", "text", "name"), ("alone", "x", "slowdown"), ("gives back", "s", lambda part: part.saved_ns / 1e9)),
+        ("of the loss", "share", "share"),
+    ]
     note = "what it costs alone, and what mending it gives back"
-    return Table(title, columns, rows, note, PARTS_SHOWN)
+    return table_of(title, parts, fields, note, PARTS_SHOWN)
 
 
 def _workers(answer: Explanation) -> Heat:

@@ -1,14 +1,14 @@
-"""What there is to see of a collective on a cluster: the largest message, bandwidth over size, every size."""
+"""Networks as views: a collective on a cluster over sizes of its message, and a data path on a NIC."""
 
 from __future__ import annotations
 
-from windtunnel.studies.fabric import FabricResult
+from windtunnel.studies.fabric import FabricResult, Size
+from windtunnel.studies.nic import NicResult
 from windtunnel.views import (
     Axis,
-    Cell,
-    Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Headline,
@@ -17,6 +17,7 @@ from windtunnel.views import (
     Series,
     Table,
     View,
+    table_of,
 )
 from windtunnel.views.text import text_of
 
@@ -60,21 +61,40 @@ def _bandwidth(result: FabricResult) -> Curve:
 
 
 def _sizes(result: FabricResult) -> Table:
-    measured = any(size.measured_s is not None for size in result.sizes)
-    columns = [Column("message", "B"), Column("time", "s"), Column("algorithm"), Column("algorithm bandwidth", "B/s")]
-    columns.append(Column("bus bandwidth", "B/s"))
-    if measured:
-        columns += [Column("measured", "s"), Column("error", "change")]
-    rows: list[list[Cell]] = []
-    for size in result.sizes:
-        row: list[Cell] = [
-            float(size.bytes),
-            Number(size.seconds, "s", size.p5_s, size.p95_s, size.source),
-            f"{size.algorithm} {size.protocol}".strip(),
-            size.algorithm_bandwidth,
-            size.bus_bandwidth,
-        ]
-        if measured:
-            row += [size.measured_s, size.error]
-        rows.append(row)
-    return Table("By size", columns, rows, most=64)
+    fields: list[Field[Size]] = [
+        ("message", "B", "bytes"),
+        ("time", "s", lambda size: Number(size.seconds, "s", size.p5_s, size.p95_s, size.source)),
+        ("algorithm", "text", lambda size: f"{size.algorithm} {size.protocol}".strip()),
+        *(("algorithm bandwidth", "B/s", "algorithm_bandwidth"), ("bus bandwidth", "B/s", "bus_bandwidth")),
+        *(("measured", "s", "measured_s"), ("error", "change", "error")),
+    ]
+    return table_of("By size", result.sizes, fields, most=64)
+
+
+def nic_document(result: NicResult) -> Document:
+    """A data path that is split between host and NIC."""
+    spec, (low, high) = result.spec, result.right_for_skew
+    left = result.host_cores / result.host_only_cores if result.host_only_cores else 1.0
+    verdict = f"{spec['nic']} leaves the host {result.host_cores:.1f} of {result.host_only_cores:.1f} cores."
+    figures = [
+        Figure("host cores", Number(result.host_cores, "")),
+        Figure("saved", Number(1 - left, "share"), f"{result.host_cores_saved:.1f} cores"),
+        Figure("by code alone", Number(result.by_code_cores, ""), "host cores"),
+        Figure("by state alone", Number(result.by_state_cores, ""), "host cores"),
+        Figure("NIC cores in use", Number(result.nic_use, "share")),
+        Figure("traffic of flows on the NIC", Number(result.hot, "share"), f"{result.flows_on_nic:,} flows"),
+    ]
+    split = table_of(
+        "The split",
+        result.partition,
+        [
+            *(("flows", "text", "flows"), ("traffic", "share", "share")),
+            ("on the NIC", "text", lambda share: ", ".join(share.on_nic)),
+            ("on the host", "text", lambda share: ", ".join(share.on_host)),
+        ],
+        most=12,
+    )
+    views: list[View] = [Headline(verdict), Figures(figures), split]
+    notes = [f"Right within 5 % while flows send by Zipf's law of {low:g} to {high:g}.", *result.warnings]
+    views.append(Notes("To mind", notes))
+    return Document("a data path on a NIC", f"{spec['nodes']} operations on {spec['nic']}", views, [], result.source)

@@ -25,6 +25,7 @@ from windtunnel.views import (
     Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Headline,
@@ -36,6 +37,7 @@ from windtunnel.views import (
     Span,
     Table,
     View,
+    table_of,
 )
 from windtunnel.views.text import plain, text_of
 
@@ -287,15 +289,12 @@ def _frontier(points: Sequence[Mapping[str, float]]) -> Iterator[View]:
     yield Curve(
         "What lending costs", Axis("preempted GPU-hours", ""), Axis("mean queueing delay", "s"), [series], note=note
     )
-    columns = (Column("headroom", "share"), Column("mean queueing delay", "s"), Column("mean JCT", "s"))
-    rows = [
-        (
-            *(point["headroom"], point["queueing_delay_mean_s"], point["jct_mean_s"]),
-            *(point["preempted_gpu_hours"], f"{point['loan_violations']:.3%}"),
-        )
-        for point in points
+    fields: list[Field[Mapping[str, float]]] = [
+        *(("headroom", "share", "headroom"), ("mean queueing delay", "s", "queueing_delay_mean_s")),
+        *(("mean JCT", "s", "jct_mean_s"), ("preempted GPU-hours", "", "preempted_gpu_hours")),
+        ("requests late", "text", lambda point: f"{point['loan_violations']:.3%}"),
     ]
-    yield Table("Lending", [*columns, Column("preempted GPU-hours", ""), Column("requests late")], rows)
+    yield table_of("Lending", points, fields)
 
 
 def when_document(answer: When) -> Document:
@@ -427,12 +426,15 @@ def lint_document(lint_answer: LintAnswer) -> Document:
 
 def live_document(live_run: LiveRun) -> Document:
     """Jobs that ran here, beside their simulation."""
-    columns = (Column("job"), Column("state"), Column("real", "s"), Column("simulated", "s"))
-    rows = [(row["job"], row["state"], row["jct_s"], row["simulated_jct_s"]) for row in live_run.jobs]
+    fields = (("job", "text", "job"), ("state", "text", "state"), ("real", "s", "jct_s"))
     mean, simulated = live_run.jct_mean_s, live_run.simulated_jct_mean_s
     if mean is None:
         verdict = "no job completed"
     else:
         beside = f", {text_of(simulated, 's')} simulated ({mean / simulated - 1:+.1%})" if simulated else ""
         verdict = f"mean JCT {text_of(mean, 's')} real{beside}"
-    return Document("fleet live", "Jobs run here", [Headline(verdict), Table("", columns, rows, most=len(rows))])
+    return Document(
+        "fleet live",
+        "Jobs run here",
+        [Headline(verdict), table_of("", live_run.jobs, (*fields, ("simulated", "s", "simulated_jct_s")))],
+    )

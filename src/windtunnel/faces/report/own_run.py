@@ -16,6 +16,7 @@ from windtunnel.views import (
     Changes,
     Column,
     Document,
+    Field,
     Figure,
     Figures,
     Files,
@@ -25,6 +26,7 @@ from windtunnel.views import (
     Part,
     Table,
     View,
+    table_of,
 )
 from windtunnel.views.text import plain
 
@@ -111,27 +113,13 @@ def _steady_words(answer: Diagnosis) -> str:
 
 def classes_table(classes: Sequence[ClassTime]) -> Table:
     """Class of op by class of op; both columns sum to their step."""
-    rows = [
-        (
-            class_time.name,
-            class_time.predicted_s,
-            class_time.measured_s,
-            Number(class_time.difference_s, "s"),
-            class_time.calls or None,
-            plain(class_time.longest),
-        )
-        for class_time in classes
+    step = ClassTime("step", *(sum(getattr(each, name) for each in classes) for name in ("predicted_s", "measured_s")))
+    fields: list[Field[ClassTime]] = [
+        *(("class of op", "text", "name"), ("predicted", "s", "predicted_s"), ("measured", "s", "measured_s")),
+        ("difference", "s", lambda class_time: Number(class_time.difference_s, "s")),
+        *(("calls", "count", lambda class_time: class_time.calls or None), ("longest op", "text", "longest")),
     ]
-    total = (
-        sum(class_time.predicted_s for class_time in classes),
-        sum(class_time.measured_s for class_time in classes),
-    )
-    rows.append(("step", *total, Number(total[1] - total[0], "s"), None, ""))
-    columns = (
-        *(Column("class of op"), Column("predicted", "s"), Column("measured", "s"), Column("difference", "s")),
-        *(Column("calls", "count"), Column("longest op")),
-    )
-    return Table("Class of op by class of op", columns, rows, "mean over the ranks", most=len(rows))
+    return table_of("Class of op by class of op", [*classes, step], fields, "mean over the ranks")
 
 
 def advice_views(advice: Sequence[Proposal], *, fits: bool = True) -> Iterator[View]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import count, groupby
 from typing import Any
 
-from windtunnel.studies.planning.answer import Planned, Plans
+from windtunnel.studies.planning.answer import Miss, Planned, Plans, Remedy
 from windtunnel.studies.planning.choices import Choice
 from windtunnel.studies.planning.compared import field_words
 from windtunnel.views import (
     Axis,
     Bar,
     Bars,
-    Cell,
     Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Files,
@@ -27,6 +28,7 @@ from windtunnel.views import (
     Series,
     Table,
     View,
+    table_of,
 )
 from windtunnel.views.text import text_of
 
@@ -72,14 +74,12 @@ def _details(answer: Plans) -> Iterator[View]:
     if answer.sensitivity:
         yield Notes("Another plan wins with", [f"{price}: {winner}" for price, winner in answer.sensitivity])
     if answer.front:
-        columns = ("plan", "GPUs", "step", "GPU-h/M tokens", "memory")
-        units = ("text", "count", "s", "", "B")
-        rows = [
-            (words_of(plan), plan.n_gpus, plan.step_time_s, plan.gpu_hours_per_million_tokens, plan.peak_memory_bytes)
-            for plan in answer.front
+        fields: list[Field[Planned]] = [
+            *(("plan", "text", words_of), ("GPUs", "count", "n_gpus"), ("step", "s", "step_time_s")),
+            *(("GPU-h/M tokens", "", "gpu_hours_per_million_tokens"), ("memory", "B", "peak_memory_bytes")),
         ]
         note = "no plan that was found is better in time, cost and memory at once"
-        yield Table("The front", [Column(*pair) for pair in zip(columns, units, strict=True)], rows, note, most=30)
+        yield table_of("The front", answer.front, fields, note, most=30)
     if answer.techniques is not None:
         trials = answer.techniques
         text = (
@@ -97,27 +97,22 @@ def _step(plan: Planned) -> Number:
 
 
 def _ranked(answer: Plans, address: Callable[[Planned], str]) -> Table:
-    plans = answer.plans
-    columns = [
-        *(Column("rank", "count"), Column("plan"), Column("GPUs", "count"), Column("step", "s"), Column("p5", "s")),
-        *(Column("p95", "s"), Column("memory", "B"), Column("MFU", "share"), Column("GPU-h/M tokens", "")),
-    ]
-    more: list[tuple[str, str, Callable[[Planned], float | None]]] = [
-        ("per M tokens", "$", lambda plan: plan.cost_per_million_tokens),
+    number = count(1)
+    fields: list[Field[Planned]] = [
+        *(("rank", "count", lambda _: next(number)), ("plan", "text", words_of), ("GPUs", "count", "n_gpus")),
+        *(
+            ("step", "s", "step_time_s"),
+            ("p5", "s", "p5_s"),
+            ("p95", "s", "p95_s"),
+            ("memory", "B", "peak_memory_bytes"),
+        ),
+        *(("MFU", "share", "mfu"), ("GPU-h/M tokens", "", "gpu_hours_per_million_tokens")),
+        ("per M tokens", "$", "cost_per_million_tokens"),
         ("tokens/J", "", lambda plan: plan.tokens_per_joule if answer.objective == "energy" else None),
-        ("under trouble", "s", lambda plan: plan.effective_step_time_s),
+        ("under trouble", "s", "effective_step_time_s"),
     ]
-    more = [column for column in more if any(column[2](plan) is not None for plan in plans)]
-    rows: list[Sequence[Cell]] = [
-        (
-            number, words_of(plan), plan.n_gpus, plan.step_time_s, plan.p5_s, plan.p95_s, plan.peak_memory_bytes,
-            plan.mfu, plan.gpu_hours_per_million_tokens, *(figure(plan) for _, _, figure in more),
-        )
-        for number, plan in enumerate(plans, 1)
-    ]  # fmt: skip
-    links = [address(plan) for plan in plans]
-    every = [*columns, *(Column(name, unit) for name, unit, _ in more)]
-    return Table("Best plans", every, rows, most=len(rows), links=links if any(links) else ())
+    links = [address(plan) for plan in answer.plans]
+    return replace(table_of("Best plans", answer.plans, fields), links=links if any(links) else ())
 
 
 def _searched(answer: Plans) -> str:
@@ -190,18 +185,20 @@ def _nothing_fits(answer: Plans) -> Iterator[View]:
         else f"Nothing fits: none of {legal:,} legal plans."
     )
     yield Headline(begin + help_, tone="bad")
-    misses = [
-        (words(miss.plan), miss.needed_bytes, miss.capacity_bytes, miss.needed_bytes - miss.capacity_bytes)
-        for miss in answer.nearest
+    misses: list[Field[Miss]] = [
+        *(
+            ("plan", "text", lambda miss: words(miss.plan)),
+            ("needs", "B", "needed_bytes"),
+            ("of", "B", "capacity_bytes"),
+        ),
+        ("too much", "B", lambda miss: miss.needed_bytes - miss.capacity_bytes),
     ]
-    columns = (Column("plan"), Column("needs", "B"), Column("of", "B"), Column("too much", "B"))
-    yield Table("The nearest", columns, misses)
-    rows = [
-        (remedy.change, words_of(remedy.planned), remedy.planned.step_time_s, remedy.planned.peak_memory_bytes)
-        for remedy in answer.remedies
+    yield table_of("The nearest", answer.nearest, misses)
+    remedies: list[Field[Remedy]] = [
+        *(("change", "text", "change"), ("plan", "text", lambda remedy: words_of(remedy.planned))),
+        *(("step", "s", "planned.step_time_s"), ("memory", "B", "planned.peak_memory_bytes")),
     ]
-    columns = (Column("change"), Column("plan"), Column("step", "s"), Column("memory", "B"))
-    yield Table("What makes one fit, each predicted", columns, rows)
+    yield table_of("What makes one fit, each predicted", answer.remedies, remedies)
 
 
 def cuts_document(answer: Mapping[str, Any]) -> Document:

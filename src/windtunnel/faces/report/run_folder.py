@@ -49,7 +49,7 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
     write_atomically(folder / SPEC_FILE, _spec_yaml(result))
     document = to_document(result)
     if result.question:
-        write_atomically(folder / QUESTION_FILE, _question_yaml(result))
+        write_atomically(folder / QUESTION_FILE, to_yaml(dict(result.question)).encode())
         document["question"] = dict(result.question)
     # Last: a folder that has its result.json is complete.
     write_atomically(folder / RESULT_FILE, to_bytes(document))
@@ -93,10 +93,6 @@ def _find(text: str, root: Path) -> Path:
         f"runs in {root}: {', '.join(hashes[:6])}{', ...' if len(hashes) > 6 else ''}" if hashes else "save one first"
     )
     raise InputFileError(text, "there is no such run", remedy)
-
-
-def _question_yaml(result: Result) -> bytes:
-    return to_yaml(dict(result.question)).encode()
 
 
 def _spec_yaml(result: Result) -> bytes:

@@ -12,7 +12,8 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from threading import Lock
 
@@ -23,6 +24,7 @@ from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import RunsDelete, RunsList, RunsTag
 from windtunnel.questions.header import Answer
+from windtunnel.views import Document, Field, Headline, Number, table_of
 
 NAME = re.compile(r"[0-9a-f]{12}")
 TAGS_FILE = "tags.json"
@@ -117,13 +119,14 @@ class RunList:
         """The whole of one run. InputFileError where there is none of this name."""
         return load(self.result_path(name).parent)
 
-    def delete(self, name: str) -> None:
-        """Remove a run folder and its tags."""
+    def delete(self, *names: str) -> None:
+        """Remove run folders and their tags."""
         with self._lock:  # two tabs delete the same one
-            shutil.rmtree(self.result_path(name).parent)
-            tags = self.tags()
-            if tags.pop(name, None) is not None:
-                self._write(tags)
+            for name in names:
+                shutil.rmtree(self.result_path(name).parent)
+                tags = self.tags()
+                if tags.pop(name, None) is not None:
+                    self._write(tags)
 
     def result_path(self, name: str) -> Path:
         """Its `result.json`. InputFileError where there is none of this name."""
@@ -200,8 +203,7 @@ def answer_delete(question: RunsDelete) -> tuple[str, ...]:
     if doomed and not question.yes:
         remedy = f"add --yes to delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'} for good"
         raise SpecError("names", ", ".join(doomed), remedy)
-    for name in doomed:
-        listed.delete(name)
+    listed.delete(*doomed)
     return doomed
 
 
@@ -266,3 +268,38 @@ def summary(name: str, folder: Path, saved_s: float) -> Run:
         saved_s=saved_s,
         asked=_options(result.reproduce),
     )
+
+
+def runs_document(
+    runs: Sequence[Run], tags: Mapping[str, Sequence[str]], where: str, *, some: bool, page: bool = False
+) -> Document:
+    """One line a run; `some`: a part of what there is was asked for; `page`: to be looked at, chosen and compared."""
+    if not runs:
+        return Document("runs", f"Runs in {where}", [Headline(f"no run in {where}{' matches' if some else ''}")])
+    apart, tagged = told_apart(runs), any(tags.get(run.name) for run in runs)
+
+    def step(run: Run) -> Number | None:
+        return None if run.problem else Number(run.step_time_s, "s", *((run.p5_s, run.p95_s) if page else ()))
+
+    def memory(run: Run) -> str:
+        share = "" if run.problem else f"{run.memory_share:.0%}"
+        return f"{share} does not fit" if run.status == "infeasible" else share
+
+    fields: list[Field[Run]] = [
+        *(
+            ("run", "text", "name"),
+            ("model", "text", lambda run: run.model or run.status),
+            ("cluster", "text", "where"),
+        ),
+        ("layout", "text", lambda run: run.problem or " · ".join(filter(None, (run.layout, apart[run.name])))),
+        *(
+            ("step", "s", step),
+            ("MFU", "share", lambda run: None if run.problem else run.mfu),
+            ("memory", "number", memory),
+        ),
+        ("saved", "text", lambda run: datetime.fromtimestamp(run.saved_s).strftime("%Y-%m-%d %H:%M")),
+        ("tags", "text", lambda run: ", ".join(tags.get(run.name, ())) if tagged else None),
+    ]
+    table, names = table_of("", runs, fields), [run.name for run in runs]
+    table = replace(table, links=[f"/runs/{name}" for name in names], choices=names) if page else table
+    return Document("runs", f"Runs in {where}", [table])

@@ -10,6 +10,7 @@ from windtunnel.real.survive.watch.verdict import Verdict
 from windtunnel.studies.resilience import PolicyEntry, Survival
 from windtunnel.studies.resilience.run import Episode
 from windtunnel.studies.resilience.spot import SpotAnswer
+from windtunnel.studies.resilience.spot.study import SpotEntry
 from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
@@ -19,6 +20,7 @@ from windtunnel.views import (
     Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Grid,
@@ -33,6 +35,7 @@ from windtunnel.views import (
     Span,
     Table,
     View,
+    table_of,
 )
 from windtunnel.views.text import plain, text_of
 
@@ -112,43 +115,14 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
 
 
 def _policies(entries: Sequence[PolicyEntry]) -> Table:
-    columns = [
-        *(
-            Column("policy"),
-            Column("effective time", "share"),
-            Column("closed form", "share"),
-            Column("linear", "share"),
-        ),
-        *(Column("save every", "s"), Column("standbys", "count"), Column("GPU-hours wasted", "count")),
+    fields: list[Field[PolicyEntry]] = [
+        *(("policy", "text", "policy"), ("effective time", "share", _share), ("closed form", "share", "ettr_exact")),
+        *(("linear", "share", "ettr_linear"), ("save every", "s", "checkpoint_interval_s")),
+        *(("standbys", "count", "standbys"), ("GPU-hours wasted", "count", "gpu_hours_wasted")),
+        *(("tokens/s", "count", "tokens_per_s"), ("cost", "$", "cost_usd")),
     ]
-    rows: list[list[Cell]] = [
-        [
-            *(
-                entry.policy,
-                _share(entry),
-                entry.ettr_exact,
-                entry.ettr_linear,
-                entry.checkpoint_interval_s,
-                entry.standbys,
-            ),
-            entry.gpu_hours_wasted,
-        ]
-        for entry in entries
-    ]
-    for name, unit, values in (
-        ("tokens/s", "count", [entry.tokens_per_s for entry in entries]),
-        ("cost", "$", [entry.cost_usd for entry in entries]),
-    ):
-        if any(value is not None for value in values):
-            columns.append(Column(name, unit))
-            rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
-    return Table(
-        "Policies, on the same failures",
-        columns,
-        rows,
-        "best first; in brackets 5 and 95 % of the runs",
-        most=len(rows),
-    )
+    note = "best first; in brackets 5 and 95 % of the runs"
+    return table_of("Policies, on the same failures", entries, fields, note)
 
 
 def _waterfall(entry: PolicyEntry) -> Bar:
@@ -161,58 +135,33 @@ def _waterfall(entry: PolicyEntry) -> Bar:
 def _details(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
     parts = [part for part in COLOURS if any(entry.waterfall[part] > 0 for entry in entries)]
     rows: list[tuple[Cell, ...]] = [
-        (part, *(Number(entry.waterfall[part] / answer.wall_s, "share") for entry in entries)) for part in parts
+        (part, *(entry.waterfall[part] / answer.wall_s for entry in entries)) for part in parts
     ]
-    yield Table(
-        "Share of the wall time",
-        [Column(""), *(Column(entry.policy, "share") for entry in entries)],
-        rows,
-        most=len(rows),
-    )
+    columns = [Column(""), *(Column(entry.policy, "share") for entry in entries)]
+    yield Table("Share of the wall time", columns, rows, most=len(rows))
     causes = sorted(entries[0].interruptions_by_cause.items(), key=lambda item: (-item[1], item[0]))
     bars = [Bar(name, [Part(name, count, "comm-2")]) for name, count in causes if count]
     yield Bars("Interruptions by cause (mean run)", "count", bars)
-    best = answer.asked.gpus
-    yield Curve(
-        "Effective training time by GPUs",
-        Axis("GPUs", "count", log=True),
-        Axis("effective time", "share", low=_floor([e for entry in entries for _, e in entry.scale_curve]), high=1.0),
-        [
-            Series(entry.policy, [float(n) for n, _ in entry.scale_curve], [e for _, e in entry.scale_curve])
-            for entry in entries
-        ],
-        note=f"closed form, each with its own best interval; asked: {format_many(best, 'GPU')}",
-    )
-    yield Curve(
-        "Effective training time by checkpoint interval",
-        Axis("interval", "s", log=True),
-        Axis(
-            "effective time",
-            "share",
-            low=_floor([e for entry in entries for _, e, _ in entry.interval_curve]),
-            high=1.0,
-        ),
-        [
-            Series(entry.policy, [d for d, _, _ in entry.interval_curve], [e for _, e, _ in entry.interval_curve])
-            for entry in entries
-        ],
-        note="closed form",
-    )
-    pooled = [entry for entry in entries if entry.standby_curve]
-    if pooled:
-        series = [
-            Series(
-                policy_entry.policy,
-                [float(k) for k, _ in policy_entry.standby_curve],
-                [c for _, c in policy_entry.standby_curve],
-            )
-            for policy_entry in pooled
-        ]
-        yield Curve("Machines' worth of time lost by standbys", Axis("standbys", "count"), Axis("machines", ""), series)
+    own = f"closed form, each with its own best interval; asked: {format_many(answer.asked.gpus, 'GPU')}"
+    for what, axis, curve, note in (
+        ("GPUs", Axis("GPUs", "count", log=True), "scale_curve", own),
+        ("checkpoint interval", Axis("interval", "s", log=True), "interval_curve", "closed form"),
+    ):
+        series = _series(entries, curve)
+        up = Axis("effective time", "share", low=_floor([value for line in series for value in line.y]), high=1.0)
+        yield Curve(f"Effective training time by {what}", axis, up, series, note=note)
+    series = _series([entry for entry in entries if entry.standby_curve], "standby_curve")
+    yield Curve("Machines' worth of time lost by standbys", Axis("standbys", "count"), Axis("machines", ""), series)
     lanes = [Lane(entry.policy, [_span(stop) for stop in _longest(entry.stops)]) for entry in entries]
     yield Lanes(
         "The first run: what was not productive", lanes, f"the longest {EPISODES_SHOWN} stretches of each policy"
     )
+
+
+def _series(entries: Sequence[PolicyEntry], curve: str) -> list[Series]:
+    """A line for each policy through the points of one of its curves."""
+    points = {entry.policy: getattr(entry, curve) for entry in entries}
+    return [Series(policy, [float(at[0]) for at in own], [at[1] for at in own]) for policy, own in points.items()]
 
 
 def _floor(shares: Sequence[float]) -> float:
@@ -254,35 +203,22 @@ def spot_document(answer: SpotAnswer) -> Document:
     best = max(answer.entries, key=lambda spot_entry: spot_entry.samples)
     others = [entry for entry in answer.entries if entry is not best]
     beside = "".join(f", {entry.policy} {text_of(entry.samples, 'count')}" for entry in others)
-    columns = [
-        *(Column("policy"), Column("samples", "count"), Column("samples/s", ""), Column("effective time", "share")),
-        *(Column("moving", "s"), Column("node-hours", ""), Column("samples per node-hour", "count")),
+    fields: list[Field[SpotEntry]] = [
+        *(("policy", "text", "policy"), ("samples", "count", "samples")),
+        *(("samples/s", "", lambda entry: entry.samples / answer.wall_s), ("effective time", "share", "ettr")),
+        *(("moving", "s", lambda entry: entry.waterfall["moving"]), ("node-hours", "", "node_hours")),
+        (
+            "samples per node-hour",
+            "count",
+            lambda entry: entry.samples / entry.node_hours if entry.node_hours else None,
+        ),
+        *(("cost", "$", "cost_usd"), ("per million samples", "$", "usd_per_million_samples")),
     ]
-    rows: list[list[Cell]] = [
-        [
-            *(
-                entry.policy,
-                entry.samples,
-                entry.samples / answer.wall_s,
-                entry.ettr,
-                entry.waterfall["moving"],
-                entry.node_hours,
-            ),
-            entry.samples / entry.node_hours if entry.node_hours else None,
-        ]
-        for entry in answer.entries
-    ]
-    if any(entry.cost_usd is not None for entry in answer.entries):
-        columns += [Column("cost", "$"), Column("per million samples", "$")]
-        rows = [
-            [*row, entry.cost_usd, entry.usd_per_million_samples]
-            for row, entry in zip(rows, answer.entries, strict=True)
-        ]
     knows = "the future" if answer.forecast == "known" else "nothing of the future"
     minutes = [60.0 * at for at in range(len(nodes))]
     views: list[View] = [
         Headline(f"{best.policy} trains {text_of(best.samples, 'count')} samples{beside}.", tone="good"),
-        Table("Policies, on the same machines", columns, rows, most=len(rows)),
+        table_of("Policies, on the same machines", answer.entries, fields),
         Notes("Look-ahead", [f"parcae looks {answer.look_ahead} decisions ahead and knows {knows}"]),
     ]
     machines = Series("machines", minutes, [float(node) for node in nodes], form="steps")
@@ -317,17 +253,7 @@ def verdict_document(answer: Verdict) -> Document:
     ]
     details: list[View] = []
     if values:
+        what = "above the median, of the step"
         sides = Grid("rank", len(ranks), [f"rank {rank}" for rank in ranks]), Grid("segment", len(names), names)
-        details.append(
-            Heat(
-                "Ranks and segments",
-                *sides,
-                values,
-                "above the median, of the step",
-                "share",
-                0.0,
-                max(*values, 0.01),
-                texts,
-            )
-        )
+        details.append(Heat("Ranks and segments", *sides, values, what, "share", 0.0, max(*values, 0.01), texts))
     return Document("watch", "Who waits for whom", views, details, f"step {text_of(answer.step_s, 's')}")

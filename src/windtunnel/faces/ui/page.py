@@ -21,7 +21,7 @@ from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.faces.report.draw.page import body_of, page_of, page_template
 from windtunnel.faces.report.plans import plans_document
 from windtunnel.faces.report.prediction.views import advice_views, prediction_document
-from windtunnel.faces.report.run_list import RunList, told_apart
+from windtunnel.faces.report.run_list import RunList, runs_document
 from windtunnel.faces.ui.form import FILE, FIRST, SECOND, SLIDERS, START, Asked, asked_of, plan_fields
 from windtunnel.faces.ui.jobs import VERBS, Job, JobList
 from windtunnel.faces.ui.swept import address_of, shown
@@ -144,6 +144,10 @@ class Page:
 
         return save(self.result(asked_of(values, self.jobs.uploads)), self.root).name
 
+    def kept(self, values: Mapping[str, str]) -> str:
+        """Save the answer, and say where it is."""
+        return self.draw("kept.html.j2", name=self.keep(values))
+
     def search(self, values: Mapping[str, str]) -> str:
         """Begin a search for the best plan of a filled form's model on its cluster; the job's name."""
         form = asked_of(values, self.jobs.uploads)
@@ -218,8 +222,8 @@ class Page:
         else:
             runs, count = self.runs.newest(SHOWN_MOST)
         tags = self.runs.tags()
-        shown = runs[:SHOWN_MOST]
-        parts = {"runs": shown, "apart": told_apart(shown), "tags": tags, "count": count, "most": SHOWN_MOST}
+        body = body_of(runs_document(runs[:SHOWN_MOST], tags, "", some=False, page=True), heading=False)
+        parts = {"body": body, "count": count, "most": SHOWN_MOST}
         if part:
             return self.draw("run_rows.html.j2", **parts)
         every = sorted({tag for those in tags.values() for tag in those})
@@ -241,32 +245,13 @@ class Page:
 
     def compare(self, names: list[str]) -> str:
         """Two runs or more side by side; of two, what explains the difference."""
-        from windtunnel.faces.report.comparison.compare import compare
-        from windtunnel.faces.report.prediction.categories import label_of
+        from windtunnel.faces.report.comparison.views import runs_document
 
         if not 2 <= len(names) <= 8:
             raise SpecError("run", len(names), "choose two to eight runs in the list")
-        results = [self.runs.result(name) for name in names]
-        keys: dict[str, None] = {}
-        for result in results:
-            keys |= dict.fromkeys(sorted(result.breakdown_ns, key=lambda key: -result.breakdown_ns[key]))
-        longest = max((value for result in results for value in result.breakdown_ns.values()), default=1) or 1
-        comparison = compare(results[0], results[1]) if len(results) == 2 else None
-        return self.draw(
-            "compare.html.j2",
-            title="Compare",
-            here="runs",
-            columns=[
-                {"name": name, "letter": letter, "run": self.runs.find_run(name), "result": result}
-                for letter, name, result in zip("ABCDEFGH", names, results, strict=False)
-            ],
-            labels={key: label_of(key) for key in keys},
-            longest_ns=longest,
-            explanation=comparison.explanation if comparison else "",
-            differences=[(difference.field, shown(difference.a), shown(difference.b)) for difference in comparison.spec]
-            if comparison
-            else [],
-        )
+        runs = {self.runs.find_run(name): self.runs.result(name) for name in names}
+        body = body_of(runs_document(runs))
+        return self.draw("run.html.j2", title="Compare", here="runs", name="", tags="", body=body)
 
     def download(self, name: str, kind: str) -> tuple[bytes, str, str]:
         """(content, media type, file name) of a run as one HTML file, a Perfetto trace or JSON."""

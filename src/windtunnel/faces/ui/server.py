@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
 from importlib.resources import files
@@ -31,6 +31,7 @@ from windtunnel.http_guard import Guard
 
 SCRIPTS = ("page.js", "cloud.js", "htmx.min.js")
 REPORT_SCRIPT = "views.js"
+POST = ("POST",)
 POLL_S = 0.5
 UPLOAD_BYTES_MOST = 256 << 20
 FORM_BYTES_MOST = 1 << 20
@@ -85,15 +86,14 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
 
         return respond
 
-    def does(act: Callable[[Request, Mapping[str, str]], str]) -> Callable[[Request], object]:
-        """Something that changes: the answer is where to go next, or part of a page."""
+    def does(act: Callable[[Request, dict[str, str]], object], next_page: str = "{0}") -> Callable[[Request], object]:
+        """Something that changes, and where to go next; without a page, the answer is a part of this one."""
 
-        @wraps(act)
         async def respond(request: Request) -> Response:
             body = (await request.body()).decode("utf-8", "replace")
             form = {key: value[:20_000] for key, value in parse_qsl(body, keep_blank_values=True)}
             try:
-                where = await run_in_threadpool(act, request, form)
+                where = next_page.format(await run_in_threadpool(act, request, form), **request.path_params)
             except UserError as error:
                 return HTMLResponse(page.draw("mistake.html.j2", text=str(error), field=field_of(error)), 200)
             if request.headers.get("hx-request"):
@@ -102,32 +102,21 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
 
         return respond
 
-    def keep(request: Request, form: Mapping[str, str]) -> str:
-        name = page.keep(form)
-        return page.draw("kept.html.j2", name=name)
+    def sends(make: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        """A file, or what is wrong with its name with status 404."""
 
-    def search(request: Request, form: Mapping[str, str]) -> str:
-        return f"/studies/{page.search(form)}"
+        @wraps(make)
+        def respond(request: Request) -> Response:
+            try:
+                return make(request)
+            except UserError as error:
+                return Response(str(error), 404)
 
-    def delete_runs(request: Request, form: Mapping[str, str]) -> str:
-        for name in request.query_params.getlist("run"):
-            page.runs.delete(name)
-        return "/runs"
+        return respond
 
-    def tag_run(request: Request, form: Mapping[str, str]) -> str:
-        page.runs.tag(request.path_params["name"], form.get("tags", ""))
-        return f"/runs/{request.path_params['name']}"
-
-    def start_job(request: Request, form: Mapping[str, str]) -> str:
-        return f"/studies/{page.start(form)}"
-
-    def stop_job(request: Request, form: Mapping[str, str]) -> str:
-        page.jobs.stop(request.path_params["name"])
-        return f"/studies/{request.path_params['name']}"
-
-    def delete_job(request: Request, form: Mapping[str, str]) -> str:
-        page.jobs.delete(request.path_params["name"])
-        return "/studies"
+    def named(request: Request) -> str:
+        name: str = request.path_params["name"]
+        return name
 
     async def upload(request: Request) -> Response:
         name = request.query_params.get("name", "")
@@ -139,19 +128,15 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
         except UserError as error:
             return Response(str(error), 400, media_type="text/plain")
 
-    async def watch(request: Request) -> Response:
+    def watch(request: Request) -> Response:
         """Server-sent events: the state of a job, until it ends."""
-        name = request.path_params["name"]
-        try:
-            page.jobs.get(name)
-        except InputFileError as error:
-            return Response(str(error), 404)
+        folder = page.jobs.path(named(request))
 
         async def events() -> AsyncIterator[bytes]:
-            before, offset, folder = "", 0, page.jobs.path(name)
+            before, offset = "", 0
             while not await request.is_disconnected():
                 try:
-                    job = await run_in_threadpool(page.jobs.get, name)
+                    job = await run_in_threadpool(page.jobs.get, folder.name)
                 except InputFileError:  # another tab removed it
                     return
                 after = -1
@@ -171,26 +156,16 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
         return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     def job_points(request: Request) -> Response:
-        try:
-            points = tabled(page.jobs.path(request.path_params["name"]))
-        except InputFileError as error:
-            return Response(str(error), 404)
-        return Response(json.dumps(points), media_type="application/json")
+        return Response(json.dumps(tabled(page.jobs.path(named(request)))), media_type="application/json")
 
     def job_report(request: Request) -> Response:
-        try:
-            path = page.jobs.path(request.path_params["name"]) / "report.html"
-        except InputFileError as error:
-            return Response(str(error), 404)
+        path = page.jobs.path(named(request)) / "report.html"
         if not path.is_file():
             return Response("no report yet", 404)
         return Response(path.read_bytes(), media_type="text/html", headers={"content-security-policy": REPORT_POLICY})
 
     def download(request: Request) -> Response:
-        try:
-            content, media, name = page.download(request.path_params["name"], request.path_params["kind"])
-        except UserError as error:
-            return Response(str(error), 404)
+        content, media, name = page.download(named(request), request.path_params["kind"])
         return Response(content, media_type=media, headers={"content-disposition": f'attachment; filename="{name}"'})
 
     async def static(request: Request) -> Response:
@@ -203,27 +178,43 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
         Route("/", shows(lambda request: page.ask(values_of(request)))),
         Route("/answer", shows(lambda request: page.answer(values_of(request)))),
         Route("/advice", shows(lambda request: page.advice(values_of(request)))),
-        Route("/keep", does(keep), methods=["POST"]),
-        Route("/search", does(search), methods=["POST"]),
+        Route("/keep", does(lambda _, form: page.kept(form)), methods=POST),
+        Route("/search", does(lambda _, form: page.search(form), "/studies/{0}"), methods=POST),
         Route("/vary", shows(lambda request: page.vary(values_of(request)))),
         Route("/points", shows(lambda request: page.points(values_of(request)))),
         Route("/runs", shows(lambda request: page.list_runs(values_of(request), False))),
         Route("/runs/rows", shows(lambda request: page.list_runs(values_of(request), True))),
-        Route("/runs/delete", does(delete_runs), methods=["POST"]),
+        Route(
+            "/runs/delete",
+            does(lambda request, _: page.runs.delete(*request.query_params.getlist("run")), "/runs"),
+            methods=POST,
+        ),
         Route("/compare", shows(lambda request: page.compare(request.query_params.getlist("run")))),
-        Route("/runs/{name}", shows(lambda request: page.show_run(request.path_params["name"]))),
-        Route("/runs/{name}/tags", does(tag_run), methods=["POST"]),
-        Route("/runs/{name}/file/{kind}", download),
+        Route("/runs/{name}", shows(lambda request: page.show_run(named(request)))),
+        Route(
+            "/runs/{name}/tags",
+            does(lambda request, form: page.runs.tag(named(request), form.get("tags", "")), "/runs/{name}"),
+            methods=POST,
+        ),
+        Route("/runs/{name}/file/{kind}", sends(download)),
         Route("/studies", shows(lambda request: page.studies(values_of(request)))),
-        Route("/studies/start", does(start_job), methods=["POST"]),
-        Route("/studies/{name}", shows(lambda request: page.job(request.path_params["name"], False))),
-        Route("/studies/{name}/state", shows(lambda request: page.job(request.path_params["name"], True))),
-        Route("/studies/{name}/watch", watch),
-        Route("/studies/{name}/stop", does(stop_job), methods=["POST"]),
-        Route("/studies/{name}/delete", does(delete_job), methods=["POST"]),
-        Route("/studies/{name}/report", job_report),
-        Route("/studies/{name}/points", job_points),
-        Route("/uploads", upload, methods=["POST"]),
+        Route("/studies/start", does(lambda _, form: page.start(form), "/studies/{0}"), methods=POST),
+        Route("/studies/{name}", shows(lambda request: page.job(named(request), False))),
+        Route("/studies/{name}/state", shows(lambda request: page.job(named(request), True))),
+        Route("/studies/{name}/watch", sends(watch)),
+        Route(
+            "/studies/{name}/stop",
+            does(lambda request, _: page.jobs.stop(named(request)), "/studies/{name}"),
+            methods=POST,
+        ),
+        Route(
+            "/studies/{name}/delete",
+            does(lambda request, _: page.jobs.delete(named(request)), "/studies"),
+            methods=POST,
+        ),
+        Route("/studies/{name}/report", sends(job_report)),
+        Route("/studies/{name}/points", sends(job_points)),
+        Route("/uploads", upload, methods=POST),
         Route("/static/{name}", static),
     ]
 

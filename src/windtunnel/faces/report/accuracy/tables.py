@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from windtunnel.evidence.accuracy.ranking import Ranking
 from windtunnel.evidence.accuracy.report import Report
-from windtunnel.evidence.accuracy.score import Score
-from windtunnel.views import Column, Table
+from windtunnel.evidence.accuracy.score import MemoryScore, Score
+from windtunnel.views import Column, Field, Table, table_of
 
 DASH = "-"
-
-
-WORDS = ("worst row", "mean by other definitions", "our choice", "measured best")
+ERRORS = (("mean", "mean_abs"), ("median", "median_abs"), ("bias", "bias"), ("worst", "worst"))
+SIGNED = ("bias", "worst")
 
 
 def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """A table of text: the first `left` columns are words, and those of WORDS; the rest are numbers."""
-    columns = [Column(name, "text" if at < left or name in WORDS else "number") for at, name in enumerate(header)]
+    """A table of text: the first `left` columns are words; the rest are numbers."""
+    columns = [Column(name, "text" if at < left else "number") for at, name in enumerate(header)]
     return Table(title, columns, rows, most=len(rows))
 
 
@@ -60,26 +59,28 @@ def steps_by_source(report: Report) -> list[Table]:
 
 
 def _scores(title: str, what: str, scores: Sequence[Score]) -> Table:
-    errors = ("mean", "median", "bias", "worst", "in band", "guess")
-    header = (what, "rows", "priced", "skipped", "infeas.", *errors, "worst row")
-    return text_table(title, header, [_score_cells(score) for score in scores])
+    counts = (("rows", "rows"), ("priced", "priced"), ("skipped", "skipped"), ("infeas.", "infeasible"))
+    fields: list[Field[Score]] = [
+        (what, "text", "name"),
+        *((head, "number", _count(name)) for head, name in counts),
+        *((head, "number", _percent(name)) for head, name in ERRORS),
+        *(("in band", "number", _percent("inside_band")), ("guess", "number", _percent("guess_mean_abs"))),
+        ("worst row", "text", lambda score: score.worst_id or DASH),
+    ]
+    return table_of(title, scores, fields)
 
 
-def _score_cells(score: Score) -> tuple[str, ...]:
-    return (
-        score.name,
-        str(score.rows),
-        str(score.priced),
-        str(score.skipped),
-        str(score.infeasible),
-        percent(score.mean_abs),
-        percent(score.median_abs),
-        percent(score.bias, signed=True),
-        percent(score.worst, signed=True),
-        percent(score.inside_band),
-        percent(score.guess_mean_abs),
-        score.worst_id or DASH,
-    )
+def _count(name: str) -> Callable[[object], str]:
+    return lambda entry: str(getattr(entry, name))
+
+
+def _percent(name: str) -> Callable[[object], str]:
+    """A share of an entry; with its sign where that may be either."""
+    return lambda entry: percent(getattr(entry, name), signed=name in SIGNED)
+
+
+def _of(count: str, share: str) -> Callable[[object], str]:
+    return lambda entry: f"{getattr(entry, count)} ({percent(getattr(entry, share))})"
 
 
 def _kinds(report: Report) -> Table | None:
@@ -101,53 +102,34 @@ def _skips(report: Report) -> Table:
 
 
 def _spread(report: Report) -> Table:
-    header = ("source", "rows", "wholly in band", "measured width", "stated width")
-    rows = [
-        (
-            spread.name,
-            str(spread.rows),
-            f"{spread.covered} ({percent(spread.covered / spread.rows)})",
-            percent(spread.measured_width),
-            percent(spread.stated_width),
-        )
-        for spread in report.spread
-    ]
-    return text_table("Spread of steps: runs that publish p5 and p95 of their own steps", header, rows)
+    fields = (
+        *(("source", "text", "name"), ("rows", "number", _count("rows"))),
+        ("wholly in band", "number", lambda spread: f"{spread.covered} ({percent(spread.covered / spread.rows)})"),
+        ("measured width", "number", _percent("measured_width")),
+        ("stated width", "number", _percent("stated_width")),
+    )
+    return table_of("Spread of steps: runs that publish p5 and p95 of their own steps", report.spread, fields)
 
 
 def _memory(report: Report) -> Table:
-    errors = ("mean", "median", "bias", "worst", "worst row", "mean by other definitions")
-    header = ("source", "definition", "rows", *errors)
-    rows = [
-        (
-            score.name,
-            score.definition,
-            str(score.rows),
-            percent(score.mean_abs),
-            percent(score.median_abs),
-            percent(score.bias, signed=True),
-            percent(score.worst, signed=True),
-            score.worst_id,
-            ", ".join(f"{name} {percent(value)}" for name, value in score.other_definitions) or DASH,
-        )
-        for score in report.memory
+    def others(score: MemoryScore) -> str:
+        return ", ".join(f"{name} {percent(value)}" for name, value in score.other_definitions) or DASH
+
+    fields: list[Field[MemoryScore]] = [
+        *(("source", "text", "name"), ("definition", "text", "definition"), ("rows", "number", _count("rows"))),
+        *((head, "number", _percent(name)) for head, name in ERRORS),
+        *(("worst row", "text", "worst_id"), ("mean by other definitions", "text", others)),
     ]
-    return text_table("Peak memory by source", header, rows, left=2)
+    return table_of("Peak memory by source", report.memory, fields)
 
 
 def _feasibility(report: Report) -> Table:
-    header = ("source", "crashed or OOM", "called infeasible", "ran", "false alarms")
-    rows = [
-        (
-            feasibility.name,
-            str(feasibility.crashed),
-            f"{feasibility.crashed_called} ({percent(feasibility.recall)})",
-            str(feasibility.ran),
-            f"{feasibility.false_alarms} ({percent(feasibility.false_alarm_share)})",
-        )
-        for feasibility in report.feasibility
-    ]
-    return text_table("Feasibility", header, rows)
+    fields = (
+        *(("source", "text", "name"), ("crashed or OOM", "number", _count("crashed"))),
+        *(("called infeasible", "number", _of("crashed_called", "recall")), ("ran", "number", _count("ran"))),
+        ("false alarms", "number", _of("false_alarms", "false_alarm_share")),
+    )
+    return table_of("Feasibility", report.feasibility, fields)
 
 
 def _ranking(ranking: Ranking) -> Table:
@@ -156,17 +138,13 @@ def _ranking(ranking: Ranking) -> Table:
         f"Layout ranking, {ranking.name}: our choice costs {median} more than the measured best in the median of "
         f"{len(ranking.groups)} groups; at most 3 % in {percent(ranking.share_close)} of them"
     )
-    rows = [
-        (
-            f"{choice.model} on {choice.n_gpus} x {choice.gpu}, batch {choice.global_batch}",
-            str(choice.layouts),
-            choice.chosen_id or "none",
-            choice.best_id,
-            percent(choice.regret) if choice.regret is not None else "does not run",
-        )
-        for choice in ranking.groups
-    ]
-    return text_table(title, ("job", "layouts", "our choice", "measured best", "costs more"), rows)
+    fields = (
+        ("job", "text", lambda job: f"{job.model} on {job.n_gpus} x {job.gpu}, batch {job.global_batch}"),
+        *(("layouts", "number", _count("layouts")), ("our choice", "text", lambda job: job.chosen_id or "none")),
+        ("measured best", "text", "best_id"),
+        ("costs more", "number", lambda job: "does not run" if job.regret is None else percent(job.regret)),
+    )
+    return table_of(title, ranking.groups, fields)
 
 
 def _ordering(report: Report) -> Table:

@@ -33,6 +33,10 @@ from windtunnel.views.text import plain
 _ABSENT = None
 _LINK_NAMES = ("cluster.scale_up.name", "cluster.scale_out.name")
 _COUNTED = ("active_parameters", "parameters")  # of the model: they follow from its shape
+_AS_ANSWERED = (  # fields of a side, in their order
+    *("content_hash", "status", "step_time_ns", "step_time_p5_ns", "step_time_p95_ns"),
+    *("tokens_per_step", "tokens_per_s_per_gpu", "mfu"),
+)
 MEMORY_WORTH_SAYING = 0.1  # of the larger
 
 
@@ -182,19 +186,8 @@ def compare(a: Result, b: Result) -> Comparison:
 
 def _side(result: Result) -> Side:
     peak = result.peak_memory if result.memory else None
-    return Side(
-        title=title(result),
-        content_hash=result.content_hash,
-        status=result.status,
-        step_time_ns=result.step_time_ns,
-        step_time_p5_ns=result.step_time_p5_ns,
-        step_time_p95_ns=result.step_time_p95_ns,
-        tokens_per_step=result.tokens_per_step,
-        tokens_per_s_per_gpu=result.tokens_per_s_per_gpu,
-        mfu=result.mfu,
-        peak_memory_bytes=peak.device_bytes if peak else 0,
-        fullest_stage=peak.stage if peak else None,
-    )
+    memory = (peak.device_bytes, peak.stage) if peak else (0, None)
+    return Side(title(result), *(getattr(result, name) for name in _AS_ANSWERED), *memory)
 
 
 def _memory(result: Result) -> dict[str, int]:

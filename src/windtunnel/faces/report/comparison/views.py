@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from windtunnel.faces.report.comparison.compare import Comparison, Side, TraceComparison
+from windtunnel.faces.report.comparison.compare import Comparison, Side, TraceComparison, compare
 from windtunnel.faces.report.own_run import classes_table
 from windtunnel.faces.report.prediction.categories import Category, label_of, memory_categories, time_categories
 from windtunnel.faces.report.prediction.spec_words import difference_words
-from windtunnel.views import Bar, Bars, Cell, Column, Document, Headline, Number, Part, Table, View
+from windtunnel.faces.report.prediction.views import time_parts
+from windtunnel.faces.report.run_list import Run
+from windtunnel.physics.step.result import Result
+from windtunnel.views import Bar, Bars, Cell, Column, Document, Field, Headline, Number, Part, Table, View, table_of
 from windtunnel.views.text import text_of
 
 FIELDS_SHOWN = 16
@@ -22,6 +26,35 @@ def comparison_document(answer: Comparison) -> Document:
         list(_views(answer)),
         subtitle=f"A: {answer.a.title} · B: {answer.b.title}",
     )
+
+
+def runs_document(runs: Mapping[Run, Result]) -> Document:
+    """Saved runs side by side, a row each; of two, what explains the difference."""
+    letters, results = dict(zip(runs, "ABCDEFGH", strict=False)), list(runs.values())
+    fields: list[Field[Run]] = [
+        *(
+            ("run", "text", lambda run: f"{letters[run]} {run.name}"),
+            ("model", "text", "model"),
+            ("on", "text", "where"),
+        ),
+        *(
+            ("layout", "text", "layout"),
+            ("step time", "s", lambda run: Number(run.step_time_s, "s", run.p5_s, run.p95_s)),
+        ),
+        ("tokens/s per GPU", "", lambda run: runs[run].tokens_per_s_per_gpu),
+        *(("MFU", "share", "mfu"), ("memory", "share", "memory_share")),
+        ("fits", "text", lambda run: "yes" if run.status == "ok" else "no"),
+    ]
+    table = replace(table_of("Side by side", list(runs), fields), links=[f"/runs/{run.name}" for run in runs])
+    categories = time_categories({key for result in results for key, ns in result.breakdown_ns.items() if ns})
+    bars = [
+        Bar(f"{letters[run]} {run.name}", time_parts(result.breakdown_ns, categories)) for run, result in runs.items()
+    ]
+    views: list[View] = [table, Bars("Where the step goes (mean over all GPUs)", "s", bars)]
+    if len(runs) == 2:
+        headline, _, *why = _views(compare(*results))
+        views = [headline, *views, *why]
+    return Document("comparison", "Compare", views)
 
 
 def trace_document(answer: TraceComparison) -> Document:

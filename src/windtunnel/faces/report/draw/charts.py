@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.views import Axis, Bars, Curve, Heat, Lanes, Limit, Series
+from windtunnel.views import Axis, Bars, Column, Curve, Heat, Lanes, Limit, Series
 from windtunnel.views.text import plain, round_step, scale_of, text_of
 
 SIDE = 1000.0
@@ -63,7 +63,8 @@ class Chart:
     y: tuple[Tick, ...]
     keys: tuple[tuple[str, str, bool], ...]  # colour, name, dashed
     limits: tuple[tuple[Limit, float], ...]  # and the place in percent
-    rows: tuple[tuple[str, str, str], ...]  # of the table behind it
+    columns: tuple[Column, ...]  # of the table behind it
+    rows: tuple[tuple[str, str, str], ...]
     single: bool
 
 
@@ -179,7 +180,9 @@ def chart_of(view: Curve) -> Chart:
         for a, b in zip(line.x, line.y, strict=True)
     ]
     limits = tuple((limit, round(100.0 * y.at(limit.value), 3)) for limit in view.limits)
-    return Chart(plots, x.ticks(view.x.unit), y.ticks(view.y.unit), tuple(keys), limits, tuple(rows), len(plots) == 1)
+    columns = Column(""), Column(view.x.name, view.x.unit), Column(view.y.name, view.y.unit)
+    ticks = x.ticks(view.x.unit), y.ticks(view.y.unit)
+    return Chart(plots, *ticks, tuple(keys), limits, columns, tuple(rows), len(plots) == 1)
 
 
 def _paths(series: Series, colour: str, x: Scale, y: Scale) -> list[Path]:

@@ -16,37 +16,24 @@ from rich.padding import Padding
 from rich.text import Text
 
 from windtunnel.faces.report.draw.printing import DIM, LABEL, NUMBER, REST, WORD, bar, columns, grid, print_trimmed
+from windtunnel.faces.report.draw.shared import figure_texts, is_empty, legend_of, table_cells
 from windtunnel.views import (
     Bar,
     Bars,
-    Cell,
     Changes,
-    Column,
     Curve,
     Document,
     Figures,
     Files,
-    Flow,
     Headline,
     Heat,
     Lanes,
     Notes,
-    Number,
     Series,
     Table,
     View,
-    Why,
 )
-from windtunnel.views.text import (
-    band_text,
-    memory_column,
-    plain,
-    printable,
-    shares,
-    text_of,
-    texts_of,
-    times,
-)
+from windtunnel.views.text import plain, printable, text_of, texts_of
 
 NARROW, WIDE = 48, 100
 LABEL_CELLS, LEAST_WORDS = 34, 12
@@ -80,7 +67,7 @@ def print_views(views: Iterable[View], console: Console) -> None:
 
 def draw_view(view: View, width: int) -> list[RenderableType]:
     """A view in `width` columns, below an empty line; nothing where there is nothing to show."""
-    lines = DRAW[type(view)](view, width)
+    lines = [] if is_empty(view) else DRAW[type(view)](view, width)
     return [Text(), *lines] if lines else []
 
 
@@ -127,11 +114,6 @@ def _command(document: Document, width: int) -> list[RenderableType]:
     return [Text(), Text("Ask again", style="bold"), Padding(Text(lines, overflow="fold"), (0, 0, 0, 2))]
 
 
-def heading(text: str) -> list[RenderableType]:
-    """A section's title with air above it."""
-    return [Text(), Text(text, style="bold")]
-
-
 def _title(title: str, note: str = "") -> list[RenderableType]:
     lines: list[RenderableType] = [Text(plain(title), style="bold")] if title else []
     return [*lines, Text(plain(note), style="dim")] if note else lines
@@ -142,15 +124,9 @@ def _headline(view: Headline, width: int) -> list[RenderableType]:
 
 
 def _figures(view: Figures, width: int) -> list[RenderableType]:
-    if not view.figures:
-        return []
     table = grid(WORD | DIM, WORD | {"style": "bold"}, REST)
     for figure in view.figures:
-        amount, band = (
-            (plain(figure.number), "")
-            if isinstance(figure.number, str)
-            else (text_of(figure.number), band_text(figure.number))
-        )
+        amount, band = figure_texts(figure)
         notes = [f"p5–p95 {band}" if band else "", plain(figure.note)]
         table.add_row(plain(figure.name), Text(amount), Text(", ".join(filter(None, notes))))
     return [*_title(view.title), table]
@@ -160,35 +136,18 @@ def _style(colour: str) -> str:
     return FAMILY_STYLES.get(colour.rpartition("-")[0], "")
 
 
-def amounts(values: Sequence[float], unit: str, signed: bool = False) -> list[str]:
-    """Parts and their total in one unit; what is printed adds up where the unit is of times or sizes."""
-    if unit == "s":
-        return times([round(value * 1e9) for value in values], signed)
-    if unit == "B":
-        return memory_column([round(value) for value in values], signed)
-    return [text_of(value, unit) for value in (*values, sum(values))]
-
-
 def _bars(view: Bars, width: int) -> list[RenderableType]:
     if len(view.bars) != 1:
         return _many_bars(view, width)
-    parts = [part for part in view.bars[0].parts if part.value]
-    if not parts:
-        return []
-    values = [part.value for part in parts]
-    texts = amounts(values, view.unit, view.signed)
-    whole = view.whole or sum(values)
-    share_texts = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
-    share_texts = [""] * len(values) if view.signed or view.unit == "share" else share_texts
-    total = "" if view.signed or view.unit == "share" else text_of(sum(values) / whole if whole else 1.0, "share")
+    legend = legend_of(view)
     table = grid(LABEL | {"max_width": LABEL_CELLS}, NUMBER, NUMBER | DIM, WORD | {"overflow": "crop"})
-    labels = [plain(part.label) for part in parts]
-    fixed = min(LABEL_CELLS, max(map(cell_len, [*labels, view.total])))
-    cells = max(4, min(width - fixed - max(map(len, texts)) - max(map(len, [*share_texts, total])) - 6, 40))
+    labels, texts, share_texts = zip(*(row[1:] for row in legend.rows), legend.total, strict=True)
+    fixed = min(LABEL_CELLS, max(map(cell_len, labels)))
+    cells = max(4, min(width - fixed - max(map(len, texts)) - max(map(len, share_texts)) - 6, 40))
     if view.signed:
         cells = max(3, cells // 2)
-    longest = max(map(abs, values))
-    for part, label, amount, share in zip(parts, labels, texts, share_texts, strict=False):
+    longest = max(abs(part.value) for part, *_ in legend.rows)
+    for part, label, amount, share in legend.rows:
         if not any(digit in amount for digit in "123456789"):
             continue  # shows as nothing: a page has it
         drawn_bar = bar(abs(part.value) / longest, cells)
@@ -196,14 +155,12 @@ def _bars(view: Bars, width: int) -> list[RenderableType]:
             blocks = "\u2588" * max(1, round(abs(part.value) / longest * cells))
             drawn_bar = f"{blocks:>{cells}}\u2502" if part.value < 0 else f"{'':>{cells}}\u2502{blocks}"
         table.add_row(Text(label), amount, share, Text(drawn_bar, style=_style(part.colour)))
-    table.add_row(Text(plain(view.total), style="bold"), Text(texts[-1], style="bold"), total, "")
+    table.add_row(Text(legend.total[0], style="bold"), Text(legend.total[1], style="bold"), legend.total[2], "")
     return [*_title(view.title, view.note), table]
 
 
 def _many_bars(view: Bars, width: int) -> list[RenderableType]:
     """A row each, all on one scale; segments of a bar differ in shade."""
-    if not view.bars:
-        return []
     lengths = [row.length for row in view.bars]
     scale = max([abs(value) for value in lengths] + [row.limit or 0.0 for row in view.bars]) or 1.0
     texts = texts_of(lengths, view.unit)
@@ -227,49 +184,7 @@ def _segments(row: Bar, scale: float, cells: int) -> Text:
     return line
 
 
-def _cells(view: Table) -> list[list[str]]:
-    """Cells as text; those that are compared are in one unit."""
-    count = len(view.columns)
-    rows = [list(row) for row in view.rows]
-    units = [column.unit for column in view.columns]
-
-    def texts(cells: Sequence[Cell], units: Sequence[str]) -> list[str]:
-        figures = [
-            cell
-            if cell is None or isinstance(cell, Number)
-            else Number(cell, unit)
-            if not isinstance(cell, str)
-            else None
-            for cell, unit in zip(cells, units, strict=True)
-        ]
-        written = texts_of(figures)
-        return [
-            plain(cell)
-            if isinstance(cell, str)
-            else f"{text} ({band_text(figure)})"
-            if figure is not None and band_text(figure)
-            else text
-            for cell, text, figure in zip(cells, written, figures, strict=True)
-        ]
-
-    if view.by_row:
-        return [texts(row, units) for row in rows]
-    by_column = [texts([row[at] for row in rows], [units[at]] * len(rows)) for at in range(count)]
-    return [[by_column[at][number] for at in range(count)] for number in range(len(rows))]
-
-
-def table_cells(view: Table) -> tuple[Sequence[Column], list[list[str]]]:
-    """Columns and the text of every cell, as they are shown: on its side where a few rows have many columns."""
-    cells = _cells(view)
-    if not view.is_on_side:
-        return view.columns, cells
-    turned = [list(row) for row in zip([column.name for column in view.columns], *cells, strict=True)]
-    return [Column(name) for name in turned[0]], [row for row in turned[1:] if any(row[1:])]
-
-
 def _table(view: Table, width: int) -> list[RenderableType]:
-    if not view.rows:
-        return []
     shown, cells = table_cells(view)
     left = {column.name for column in shown if column.unit == "text"}
     names, rows = [plain(column.name) for column in shown], cells if view.is_on_side else cells[: view.most]
@@ -305,8 +220,6 @@ def _listed(view: Table, names: Sequence[str], row: Sequence[str]) -> list[Rende
 def _curve(view: Curve, width: int) -> list[RenderableType]:
     """Each line as a row of eighths, over equal steps of x; points are left to the page."""
     series = [line for line in view.series if line.x]
-    if not series:
-        return []
     low, high = min(min(line.x) for line in series), max(max(line.x) for line in series)
     top = max(max(line.y) for line in series) or 1.0
     names = [plain(f"{line.panel} {line.name}".strip()) for line in series]
@@ -357,8 +270,6 @@ def _lanes(view: Lanes, width: int) -> list[RenderableType]:
 
 def _heat(view: Heat, width: int) -> list[RenderableType]:
     values = [value for value in view.values if value is not None]
-    if not values:
-        return []
     low = min(values) if view.low is None else view.low
     high = max(values) if view.high is None else view.high
     words = Text(
@@ -380,18 +291,9 @@ def _heat(view: Heat, width: int) -> list[RenderableType]:
     return [*_title(view.title), table, words, *texts]
 
 
-def _flow(view: Flow, width: int) -> list[RenderableType]:
-    if not view.arrows:
-        return []
-    table = grid(WORD, {}, WORD, NUMBER)
-    for begin, end, number in view.arrows:
-        table.add_row(Text(plain(view.boxes[begin].name)), "→", Text(plain(view.boxes[end].name)), text_of(number))
-    return [*_title(view.title), table]
-
-
 def _changes(view: Changes, width: int) -> list[RenderableType]:
     if not view.changes:
-        return [*_title(view.title, view.note)] if view.note else []
+        return _title(view.title, view.note)
     table = grid(NUMBER, *[NUMBER | DIM for _ in view.changes[0].figures], REST)
     group = ""
     for change in view.changes:
@@ -406,16 +308,7 @@ def _changes(view: Changes, width: int) -> list[RenderableType]:
     return [*_title(view.title, view.note), table]
 
 
-def _why(view: Why, width: int) -> list[RenderableType]:
-    table = grid(WORD, NUMBER, REST | DIM)
-    for term in view.terms:
-        table.add_row(Text(plain(term.name)), text_of(term.number), Text(plain(term.source)))
-    return [*_title(f"{view.figure} = {view.formula}" if view.formula else view.figure), table]
-
-
 def _notes(view: Notes, width: int) -> list[RenderableType]:
-    if not view.lines:
-        return []
     table = grid({}, {})
     for line in view.lines:
         table.add_row(Text("•", style="yellow" if view.tone in ("warn", "bad") else "dim"), Text(plain(line)))
@@ -428,7 +321,7 @@ def _files(view: Files, width: int) -> list[RenderableType]:
     for name, text in view.files:
         lines = "\n".join(printable(line) for line in text.rstrip().splitlines())
         parts += [Text(f"{plain(name)}:"), Text(lines, overflow="ignore", no_wrap=True)]  # a folded patch is none
-    return parts if view.files else []
+    return parts
 
 
 DRAW: dict[type, Callable[..., list[RenderableType]]] = {
@@ -439,9 +332,7 @@ DRAW: dict[type, Callable[..., list[RenderableType]]] = {
     Curve: _curve,
     Lanes: _lanes,
     Heat: _heat,
-    Flow: _flow,
     Changes: _changes,
-    Why: _why,
     Notes: _notes,
     Files: _files,
 }

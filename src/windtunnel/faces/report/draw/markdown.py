@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from windtunnel.faces.report.draw.console import amounts, table_cells
+from windtunnel.faces.report.draw.shared import figure_texts, is_empty, legend_of, table_cells
 from windtunnel.views import (
     Bars,
     Changes,
@@ -13,24 +13,21 @@ from windtunnel.views import (
     Document,
     Figures,
     Files,
-    Flow,
     Headline,
     Heat,
     Lanes,
     Notes,
-    Number,
     Table,
     View,
-    Why,
 )
-from windtunnel.views.text import band_text, plain, shares, text_of, texts_of
+from windtunnel.views.text import plain, text_of, texts_of
 
 
 def markdown_of(document: Document) -> str:
     """The whole text. The same document gives the same text."""
     parts = [f"# {_escaped(document.title)}", _escaped(document.subtitle)]
     for view in (*document.views, *document.details):
-        parts += _lines_of(view)
+        parts += [] if is_empty(view) else _lines_of(view)
     parts += [_fenced(plain(document.command))] if document.command else []
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -41,22 +38,14 @@ def _lines_of(view: View) -> list[str]:
         case Headline():
             return [f"**{_escaped(view.verdict)}**"]
         case Figures():
-            rows = [
-                (
-                    figure.name,
-                    *((figure.number, "") if isinstance(figure.number, str) else _banded(figure.number)),
-                    figure.note,
-                )
-                for figure in view.figures
-            ]
-            return [*_titled(view.title), _table(("figure", "value", "p5–p95", ""), rows)] if rows else []
+            rows = [(figure.name, *figure_texts(figure), figure.note) for figure in view.figures]
+            return [*_titled(view.title), _table(("figure", "value", "p5–p95", ""), rows)]
         case Bars():
-            return _bars(view)
+            return [*_titled(view.title, view.note), _bars(view)]
         case Table():
             shown, cells = table_cells(view)
             numbers = {at for at, column in enumerate(shown) if column.unit != "text"}
-            table = _table([column.name for column in shown], cells, numbers)
-            return [*_titled(view.title, view.note), table] if cells else []
+            return [*_titled(view.title, view.note), _table([column.name for column in shown], cells, numbers)]
         case Curve():
             lines = [
                 f"- {_escaped(f'{series.panel} {series.name}'.strip())}: {text_of(min(series.y), view.y.unit)} to"
@@ -65,8 +54,7 @@ def _lines_of(view: View) -> list[str]:
                 for series in view.series
                 if series.x
             ]
-            title = f"{view.title}: {view.y.name} over {view.x.name}"
-            return [*_titled(title, view.note), "\n".join(lines)] if lines else []
+            return [*_titled(f"{view.title}: {view.y.name} over {view.x.name}", view.note), "\n".join(lines)]
         case Changes():
             rows = [
                 (change.words, text_of(change.gain), *map(text_of, change.figures), change.group)
@@ -74,54 +62,26 @@ def _lines_of(view: View) -> list[str]:
             ]
             return [*_titled(view.title, view.note), *([_table(("change", *view.names, ""), rows)] if rows else [])]
         case Notes():
-            lines = [f"- {_escaped(line)}" for line in view.lines]
-            return [*_titled(view.title), "\n".join(lines)] if lines else []
+            return [*_titled(view.title), "\n".join(f"- {_escaped(line)}" for line in view.lines)]
         case Files():
-            return [
-                *_titled(view.title),
-                *(f"{_escaped(name)}\n\n{_fenced(text.rstrip())}" for name, text in view.files),
-            ]
-        case Why():
-            rows = [(term.name, text_of(term.number), term.source) for term in view.terms]
-            return [*_titled(view.figure, view.formula), _table(("term", "value", "source"), rows)]
-        case Flow():
-            rows = [(view.boxes[a].name, view.boxes[b].name, text_of(number)) for a, b, number in view.arrows]
-            return [*_titled(view.title), _table(("from", "to", "amount"), rows)] if rows else []
-        case Lanes():
+            files = (f"{_escaped(name)}\n\n{_fenced(text.rstrip())}" for name, text in view.files)
+            return [*_titled(view.title), *files]
+        case Heat() if view.texts:
+            lines = [f"- {_escaped(f'{view.place(at)}: {text}')}" for at, text in view.texts]
+            return [*_titled(view.title), "\n".join(lines)]
+        case Lanes() | Heat():
             return []
-        case Heat():
-            return (
-                [
-                    *_titled(view.title),
-                    "\n".join(f"- {_escaped(f'{view.place(at)}: {text}')}" for at, text in view.texts),
-                ]
-                if view.texts
-                else []
-            )
 
 
-def _bars(view: Bars) -> list[str]:
+def _bars(view: Bars) -> str:
     if len(view.bars) != 1:
         lengths = texts_of([bar.length for bar in view.bars], view.unit)
-        rows = [(bar.label, text, bar.note) for bar, text in zip(view.bars, lengths, strict=True)]
-        return [*_titled(view.title, view.note), _table(("", "amount", ""), rows)] if rows else []
-    parts = [part for part in view.bars[0].parts if part.value]
-    if not parts:
-        return []
-    values = [part.value for part in parts]
-    texts = amounts(values, view.unit, view.signed)
-    if view.signed or view.unit == "share":
-        rows = [(part.label, text, "") for part, text in zip(parts, texts, strict=False)]
-        return [*_titled(view.title, view.note), _table(("part", "amount", ""), [*rows, (view.total, texts[-1], "")])]
-    whole = view.whole or sum(values)
-    share_texts = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
-    rows = [(part.label, text, share) for part, text, share in zip(parts, texts, share_texts, strict=False)]
-    total = (view.total, texts[-1], text_of(sum(values) / whole, "share"))
-    return [*_titled(view.title, view.note), _table(("part", "amount", "share"), [*rows, total])]
-
-
-def _banded(number: Number) -> tuple[str, str]:
-    return text_of(number), band_text(number)
+        return _table(
+            ("", "amount", ""), [(bar.label, text, bar.note) for bar, text in zip(view.bars, lengths, strict=True)]
+        )
+    legend = legend_of(view)
+    share = "share" if legend.total[2] else ""
+    return _table(("part", "amount", share), [*(row[1:] for row in legend.rows), legend.total])
 
 
 def _titled(title: str, note: str = "") -> list[str]:

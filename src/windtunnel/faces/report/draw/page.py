@@ -16,42 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.faces.report.draw.charts import Chart, Data, Tick, bar_ticks, chart_of, heat_data, lanes_data
-from windtunnel.faces.report.draw.console import amounts, command_lines, table_cells
+from windtunnel.faces.report.draw.console import command_lines
 from windtunnel.faces.report.draw.markdown import markdown_of
+from windtunnel.faces.report.draw.shared import Legend, is_empty, legend_of, table_cells
 from windtunnel.files.write import write_atomically
-from windtunnel.units import format_bytes, format_count, format_many, format_percent, format_time
-from windtunnel.views import (
-    Bars,
-    Changes,
-    Column,
-    Curve,
-    Document,
-    Figures,
-    Files,
-    Flow,
-    Headline,
-    Heat,
-    Lanes,
-    Notes,
-    Table,
-    View,
-    Why,
-)
-from windtunnel.views.text import band_text, duration, plain, shares, text_of, texts_of
-from windtunnel.views.text import significant as significant_text
+from windtunnel.views import Bars, Column, Curve, Document, Heat, Lanes, Table, View
+from windtunnel.views.text import band_text, duration, plain, text_of, texts_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 SCRIPT = "views.js"
-
-
-@dataclass(frozen=True, slots=True)
-class Legend:
-    """Rows below a single bar: (colour, label, amount, share, width in percent), and the total."""
-
-    rows: tuple[tuple[str, str, str, str, float], ...]
-    total: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +66,8 @@ def page_template(name: str, package: str = "windtunnel.faces.report") -> Templa
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     # `fmt` formats as an f-string does.
-    environment.filters |= {"plain": plain, "duration": duration, "significant": significant_text, "fmt": format}
+    environment.filters |= {"plain": plain, "duration": duration, "fmt": format}
     environment.filters |= {"text": text_of, "band": band_text, "unbroken": _unbroken}
-    environment.filters |= {
-        "bytes": format_bytes,
-        "counted": format_count,
-        "many": format_many,
-        "percent": format_percent,
-        "time": format_time,
-    }
     return environment.get_template(name)
 
 
@@ -135,12 +103,12 @@ def _parts(document: Document) -> dict[str, object]:
         "sections": sections,
         "command": command_lines(plain(document.command), 96),
         "data": {section.id: section.data for section in sections if section.data is not None},
-        "wide": any(section.kind in ("lanes", "heat") for section in sections),
     }
 
 
 def sections_of(views: Sequence[View]) -> list[Section]:
     """Views that have anything to show, each with an id of its own."""
+    views = [view for view in views if not is_empty(view)]
     used: dict[str, int] = {}
     sections = []
     for view, half in zip(views, _halves(views), strict=True):
@@ -148,7 +116,7 @@ def sections_of(views: Sequence[View]) -> list[Section]:
         name = re.sub(r"[^a-z0-9]+", "-", getattr(view, "title", "").lower()).strip("-")[:40] or kind
         used[name] = used.get(name, 0) + 1
         sections.append(_section(view, kind, name if used[name] == 1 else f"{name}-{used[name]}", half))
-    return [section for section in sections if not _empty(section.view)]
+    return sections
 
 
 def _halves(views: Sequence[View]) -> list[bool]:
@@ -162,34 +130,6 @@ def _halves(views: Sequence[View]) -> list[bool]:
             at += 1
         at += 1
     return halves
-
-
-def _empty(view: View) -> bool:
-    match view:
-        case Headline():
-            return not view.verdict
-        case Figures():
-            return not view.figures
-        case Bars():
-            return not any(bar.parts for bar in view.bars)
-        case Table():
-            return not view.rows
-        case Curve():
-            return not any(len(series.x) for series in view.series)
-        case Lanes():
-            return not any(lane.spans for lane in view.lanes)
-        case Heat():
-            return not view.values
-        case Changes():
-            return not view.changes and not view.note
-        case Flow():
-            return not view.arrows
-        case Why():
-            return not view.terms
-        case Notes():
-            return not view.lines
-        case Files():
-            return not view.files
 
 
 def _section(view: View, kind: str, name: str, half: bool) -> Section:
@@ -209,33 +149,16 @@ def _section(view: View, kind: str, name: str, half: bool) -> Section:
 
 
 def _bars_section(view: Bars, kind: str, name: str) -> Section:
-    if len(view.bars) == 1 and not view.signed:
-        parts = [part for part in view.bars[0].parts if part.value]
-        values = [part.value for part in parts]
-        texts, whole = amounts(values, view.unit), view.whole or sum(values) or 1.0
-        share_texts = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
-        share_texts = [""] * len(values) if view.unit == "share" else share_texts
-        rows = [
-            (part.colour, plain(part.label), text, share, 100.0 * part.value / (sum(values) or 1.0))
-            for part, text, share in zip(parts, texts, share_texts, strict=False)
-        ]
-        total = "" if view.unit == "share" else text_of(sum(values) / whole, "share")
-        return Section(name, kind, view, legend=Legend(tuple(rows), (texts[-1], total)))
-    lengths = (
-        [part.value for part in view.bars[0].parts]
-        if view.signed and len(view.bars) == 1
-        else [bar.length for bar in view.bars]
-    )
-    most = max([abs(value) for value in lengths] + [bar.limit or 0.0 for bar in view.bars], default=1.0) or 1.0
-    several = any(len(bar.parts) > 1 for bar in view.bars) and not view.signed
+    if len(view.bars) == 1:  # of a difference, on both sides of nothing
+        legend = legend_of(view)
+        sizes = [abs(part.value) for part, *_ in legend.rows]
+        return Section(name, kind, view, legend=legend, scale=max(sizes) if view.signed else sum(sizes))
+    lengths = [bar.length for bar in view.bars]
+    most = max([*lengths, *(bar.limit or 0.0 for bar in view.bars)]) or 1.0
+    several = any(len(bar.parts) > 1 for bar in view.bars)
     keys = {(part.colour, plain(part.label)): None for bar in view.bars for part in bar.parts} if several else {}
-    scale = most if view.signed else most * 1.02
+    scale = most * 1.02
+    ticks = bar_ticks(view, scale) if several else ()
     return Section(
-        name,
-        kind,
-        view,
-        scale=scale,
-        ticks=bar_ticks(view, scale) if several else (),
-        keys=tuple(keys),
-        texts=tuple(texts_of(lengths, view.unit)),
+        name, kind, view, scale=scale, ticks=ticks, keys=tuple(keys), texts=tuple(texts_of(lengths, view.unit))
     )

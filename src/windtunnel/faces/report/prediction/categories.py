@@ -71,6 +71,20 @@ class Category:
         return self.slot.rpartition("-")[0]
 
 
+# Passes of a pipeline are told apart by shade: all are compute.
+PASSES = {
+    "forward": Category("forward", "forward", "compute-1"),
+    "backward": Category("backward", "backward", "compute-0"),
+    "weight": Category("weight", "weight gradient", "compute-2"),
+}
+
+
+def pass_of(words: str) -> Category | None:
+    """The pass that the first of these words is; None for other work."""
+    named = re.findall(r"[a-z]+", words.lower())
+    return PASSES["weight" if "weight" in named else named[0]] if named and named[0] in PASSES else None
+
+
 def label_of(key: str) -> str:
     """`exposed_nvlink` -> `exposed NVLink`; the one collective of all ranks is named by what it is for."""
     if key in _LABELS:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from windtunnel.faces.report.prediction.categories import Category, label_of, time_categories
+from windtunnel.faces.report.prediction.categories import Category, label_of, pass_of, time_categories
 from windtunnel.faces.report.prediction.ranks import Ranks, foremost, makespan_ns, path_words, told_apart, where_words
 from windtunnel.physics.step.result import Disturbed, PathPart, Result, Samples, Waiting
 from windtunnel.views import Cell, Column, Figure, Figures, Grid, Heat, Lane, Lanes, Notes, Number, Span, Table, View
@@ -13,7 +14,6 @@ from windtunnel.views.text import plain, text_of
 BLAMED_MOST = 30
 WAITING_EACH = 3  # communicators of a kind that stand in front
 LEAST_SPAN = 0.01  # of the step that the scale covers, so that a calm job does not look like a troubled one
-PASSES = {"forward": "compute-1", "backward": "compute-0", "weight": "compute-2"}
 
 
 def disturbed_views(result: Result) -> tuple[list[View], list[View]]:
@@ -103,12 +103,10 @@ def _path(disturbed: Disturbed, ranks: Ranks) -> Lanes:
 
 def _colours(words: set[str]) -> dict[str, Category]:
     """What a part of the path mostly is, in the colours of the timeline."""
-    others = time_categories(word for word in words if word.split(" ")[0] not in PASSES)
-    colours = {}
-    for word in words:
-        name = "weight" if "weight" in word else word.split(" ")[0]
-        colours[word] = Category(word, label_of(word), PASSES[name]) if name in PASSES else others[word]
-    return colours
+    passes = {word: of_pass for word in words if (of_pass := pass_of(word))}
+    return time_categories(words - passes.keys()) | {
+        word: replace(of_pass, label=label_of(word)) for word, of_pass in passes.items()
+    }
 
 
 def _heats(result: Result, disturbed: Disturbed, ranks: Ranks) -> list[View]:

@@ -15,9 +15,15 @@ from windtunnel.questions import plain as plain_question
 from windtunnel.questions.asked.scenario import NAMES
 from windtunnel.questions.old import question_of
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time
+from windtunnel.views import Column, Table
 from windtunnel.views.text import plain
 
-_LAYOUT = ("tp", "pp", "virtual_stages", "cp", "ep", "dp")
+_LAYOUT = {  # fields of a plan as a subtitle names them, and the values that it leaves out
+    **{"tp": "tp", "pp": "pp", "virtual_stages": "vpp", "cp": "cp", "ep": "ep", "dp": "dp", "zero_stage": "zero"},
+    **{"global_batch": "batch", "micro_batch": "micro-batch", "seq_len": "seq"},
+    **{"precision": "", "schedule": "", "framework": "", "recompute": "recompute"},
+}
+_LAYOUT_LESS = {**dict.fromkeys(("pp", "virtual_stages", "cp", "ep", "dp"), 1), "recompute": "none"}
 _UNITS: dict[str, Callable[[float], str]] = {  # endings of fields, and how such a number is written
     "_bytes_per_s": format_rate,
     "_bytes": format_bytes,
@@ -25,7 +31,6 @@ _UNITS: dict[str, Callable[[float], str]] = {  # endings of fields, and how such
     "_s": format_time,
 }
 _UNIT = re.compile(r"(_bytes_per_s|_bytes|(?<=flops)_per_s(?=\.|$)|_s)(?=\.\w+$|$)")
-_LAYOUT_NAMES = {"virtual_stages": "vpp"}
 
 
 def flatten(spec: Mapping[str, object]) -> dict[str, object]:
@@ -44,6 +49,12 @@ def flatten(spec: Mapping[str, object]) -> dict[str, object]:
 
     visit("", spec)
     return flat if spec else {}
+
+
+def spec_table(title: str, spec: Mapping[str, object]) -> Table:
+    """A spec field by field, which a page shows when asked."""
+    rows = [(plain(key), value_words(value)) for key, value in flatten(spec).items() if value is not None]
+    return Table(title, (Column("field"), Column("value")), rows, folded=True)
 
 
 def value_words(value: object) -> str:
@@ -138,25 +149,8 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
     plan = result.spec.get("plan")
     if not isinstance(plan, Mapping):
         return ()
-    pairs = [
-        (_LAYOUT_NAMES.get(key, key), value_words(plan[key]))
-        for key in _LAYOUT
-        if plan.get(key) is not None and (plan[key] != 1 or key == "tp")
-    ]
-    for key, name in (
-        ("zero_stage", "zero"),
-        ("global_batch", "batch"),
-        ("micro_batch", "micro-batch"),
-        ("seq_len", "seq"),
-        ("precision", ""),
-        ("schedule", ""),
-        ("framework", ""),
-    ):
-        if plan.get(key) is not None:
-            pairs.append((name, value_words(plan[key])))
-    if plan.get("recompute") not in (None, "none"):
-        pairs.append(("recompute", value_words(plan["recompute"])))
-    return tuple(pairs)
+    kept = {key: plan[key] for key in _LAYOUT if plan.get(key) is not None and plan[key] != _LAYOUT_LESS.get(key)}
+    return tuple((_LAYOUT[key], value_words(value)) for key, value in kept.items())
 
 
 def disturbing(result: Result) -> dict[str, object]:

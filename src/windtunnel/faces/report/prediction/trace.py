@@ -12,19 +12,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from windtunnel.faces.report.prediction.categories import label_of, label_on_lane, time_categories
 from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.units import format_many
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 SUMS = "sums of the whole step"
 _STREAM_ORDER = ("compute", "layers", "tp", "cp", "ep", "pp", "dp", "host")
@@ -50,15 +45,11 @@ def trace_events(result: Result) -> Iterator[dict[str, object]]:
     sums = {stage.stage: 1 + len(streams.get(stage.stage, ())) for stage in result.stages if stage.breakdown_ns}
     for stage in sorted({*streams, *sums, *(memory.stage for memory in result.memory)}):
         name = result.class_name(stage) + (f" ({format_many(ranks[stage], 'GPU')})" if stage in ranks else "")
-        yield _metadata("process_name", stage, 0, name=name)
-        yield _metadata("process_sort_index", stage, 0, sort_index=stage)
-        for stream in streams.get(stage, ()):
-            lane = lanes[stage, stream]
-            yield _metadata("thread_name", stage, lane, name=stream)
-            yield _metadata("thread_sort_index", stage, lane, sort_index=lane)
-        if stage in sums:
-            yield _metadata("thread_name", stage, sums[stage], name=SUMS)
-            yield _metadata("thread_sort_index", stage, sums[stage], sort_index=sums[stage])
+        threads = {stream: lanes[stage, stream] for stream in streams.get(stage, ())}
+        threads |= {SUMS: sums[stage]} if stage in sums else {}
+        yield from _metadata("process", name, stage, stage, 0)
+        for stream, lane in threads.items():
+            yield from _metadata("thread", stream, lane, stage, lane)
     ordered = sorted(
         result.excerpt, key=lambda op: (op.stage, lanes[op.stage, op.stream], op.start_ns, -op.end_ns, op.label)
     )
@@ -72,14 +63,8 @@ def trace_events(result: Result) -> Iterator[dict[str, object]]:
             now += report.breakdown_ns[key]
     for memory in sorted(result.memory, key=lambda memory: memory.stage):
         for time_ns, allocated in sorted(memory.timeline):
-            yield {
-                "ph": "C",
-                "name": "allocated memory",
-                "pid": memory.stage,
-                "tid": 0,
-                "ts": time_ns / _US,
-                "args": {"bytes": allocated},
-            }
+            at = {"ph": "C", "name": "allocated memory", "pid": memory.stage, "tid": 0, "ts": time_ns / _US}
+            yield {**at, "args": {"bytes": allocated}}
 
 
 def trace_bytes(result: Result) -> bytes:
@@ -105,8 +90,9 @@ def _event(name: str, category: str, pid: int, tid: int, start_ns: int, ns: int)
     return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, **when}
 
 
-def _metadata(kind: str, pid: int, tid: int, **args: object) -> dict[str, object]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
+def _metadata(kind: str, name: str, place: int, pid: int, tid: int) -> Iterator[dict[str, object]]:
+    for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": place})):
+        yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": args}
 
 
 def _line(event: Mapping[str, object]) -> bytes:

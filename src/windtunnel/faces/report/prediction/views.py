@@ -17,11 +17,12 @@ from windtunnel.faces.report.prediction.categories import (
     label_of,
     label_on_lane,
     memory_categories,
+    pass_of,
     source_categories,
     time_categories,
 )
 from windtunnel.faces.report.prediction.disturbed import disturbed_views
-from windtunnel.faces.report.prediction.spec_words import calibrated_words, flatten, layout, title, value_words
+from windtunnel.faces.report.prediction.spec_words import calibrated_words, flatten, layout, spec_table, title
 from windtunnel.faces.report.prediction.trace import streams_of
 from windtunnel.faces.report.techniques import gain_lines
 from windtunnel.physics.step.result import Advice, Infeasible, Interval, Limit, Result, StageMemory
@@ -48,17 +49,11 @@ from windtunnel.views import (
     View,
 )
 from windtunnel.views import Limit as Line
-from windtunnel.views.text import plain, text_of
+from windtunnel.views.text import text_of
 
 if TYPE_CHECKING:
     from windtunnel.physics.step.result import StageReport
 
-# Passes of a pipeline are told apart by shade: all are compute.
-PASSES = {
-    "forward": Category("forward", "forward", "compute-1"),
-    "backward": Category("backward", "backward", "compute-0"),
-    "weight": Category("weight", "weight gradient", "compute-2"),
-}
 WORK = ("compute", "memory", "optimizer")  # families that are no overhead
 WORTH_SAYING = 0.01  # share of the step
 KINDS = {
@@ -339,10 +334,7 @@ def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
     category = categories.get(f"exposed {op.category}", categories[op.category])  # the breakdown's colour
     if category.family != "compute":
         return replace(category, label=label_on_lane(category.key))
-    words = re.findall(r"[a-z]+", op.label.lower())
-    if not words or words[0] not in ("forward", "backward", "weight"):
-        return category
-    return PASSES["weight" if "weight" in words else words[0]]
+    return pass_of(op.label) or category
 
 
 def _provenance(result: Result) -> Iterator[View]:
@@ -369,17 +361,11 @@ def _traffic(result: Result) -> Iterator[View]:
 
 def _spec(spec: Mapping[str, object]) -> Iterator[View]:
     """What was predicted, field by field; where the hardware's numbers are from comes last."""
-    order = ("plan", "model", "cluster")
-    flat = {plain(key): value_words(value) for key, value in flatten(spec).items() if value is not None}
-    ranked = sorted(flat, key=lambda key: next((i for i, part in enumerate(order) if key.startswith(part)), len(order)))
-    sources = [key for key in ranked if "sources" in key.split(".")]
-    columns = (Column("field"), Column("value"))
-    rows = [(key, flat[key]) for key in ranked if key not in sources]
-    if rows:
-        yield Table("What was predicted", columns, rows, folded=True)
-    if sources:
-        rows = [(key, flat[key]) for key in sources]
-        yield Table("Sources of the hardware's numbers", columns, rows, folded=True)
+    order = {"plan": 0, "model": 1, "cluster": 2}
+    ranked = sorted(flatten(spec).items(), key=lambda pair: order.get(pair[0].partition(".")[0], 3))
+    sources = {key: value for key, value in ranked if "sources" in key.split(".")}
+    yield spec_table("What was predicted", {key: value for key, value in ranked if key not in sources})
+    yield spec_table("Sources of the hardware's numbers", sources)
 
 
 def training_run_view(whole: Mapping[str, float]) -> Figures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from windtunnel.faces.report.prediction.spec_words import spec_table
 from windtunnel.studies.rl.plan import RlPlanned
 from windtunnel.studies.rl.result import RlResult
 from windtunnel.views import (
@@ -12,6 +13,7 @@ from windtunnel.views import (
     Bars,
     Column,
     Document,
+    Field,
     Figure,
     Figures,
     Headline,
@@ -23,8 +25,9 @@ from windtunnel.views import (
     Span,
     Table,
     View,
+    table_of,
 )
-from windtunnel.views.text import plain, scale_of, text_of
+from windtunnel.views.text import scale_of, text_of
 
 if TYPE_CHECKING:  # what validates is loaded where it is asked
     from windtunnel.evidence.accuracy.rl.run import RlReport, Score
@@ -59,7 +62,7 @@ def rl_document(result: RlResult) -> Document:
     )
     if not result.feasible:
         views: list[View] = [Headline(f"Does not fit: {result.reason}.", tone="bad"), *_memory(result)]
-        return Document("an RL step", title, views, [_settings(result)], under)
+        return Document("an RL step", title, views, [spec_table("As it was settled", result.spec)], under)
     return Document("an RL step", title, list(_views(result)), list(_details(result)), under)
 
 
@@ -145,7 +148,7 @@ def _details(result: RlResult) -> Iterator[View]:
         note=f"mean {result.staleness['mean']:.2f}, at most {result.staleness['bound']} allowed",
     )
     yield Notes("What it rests on", result.sources)
-    yield _settings(result)
+    yield spec_table("As it was settled", result.spec)
 
 
 def _memory(result: RlResult) -> Iterator[View]:
@@ -156,11 +159,6 @@ def _memory(result: RlResult) -> Iterator[View]:
             if size > 0
         ]
         yield Bars(TITLES[name], "B", [Bar(name, parts, limit=side.capacity_bytes)])
-
-
-def _settings(result: RlResult) -> Table:
-    rows = [(name, text_of(value) if isinstance(value, float) else plain(value)) for name, value in result.spec.items()]
-    return Table("As it was settled", (Column("field"), Column("value")), rows, folded=True)
 
 
 def plan_document(answer: RlPlanned) -> Document:
@@ -207,11 +205,13 @@ def accuracy_document(report: RlReport) -> Document:
 
 
 def _scores(title: str, scores: Sequence[Score]) -> Table:
-    columns = (
-        *(Column(""), Column("rows", "count"), Column("answered", "count"), Column("mean", "share")),
-        *(Column("bias", "change"), Column("worst", "change"), Column("in band", "share")),
-    )
-    rows = [
-        (score.name, score.rows, score.answered, score.mean, score.bias, score.worst, score.in_band) for score in scores
+    fields: list[Field[Score]] = [
+        *(
+            ("", "text", "name"),
+            ("rows", "count", "rows"),
+            ("answered", "count", "answered"),
+            ("mean", "share", "mean"),
+        ),
+        *(("bias", "change", "bias"), ("worst", "change", "worst"), ("in band", "share", "in_band")),
     ]
-    return Table(title, columns, rows, most=len(rows))
+    return table_of(title, scores, fields)

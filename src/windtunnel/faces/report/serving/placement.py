@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from windtunnel.faces.report.serving.views import Answer
 from windtunnel.studies.serving.placement.answer import Placed
 from windtunnel.studies.serving.placement.distserve import Candidate, Placement
 from windtunnel.studies.serving.placement.fewest import Plan
@@ -13,6 +14,7 @@ from windtunnel.views import (
     Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Headline,
@@ -21,6 +23,7 @@ from windtunnel.views import (
     Series,
     Table,
     View,
+    table_of,
 )
 
 LAYOUTS = (
@@ -74,14 +77,17 @@ def plans_document(plans: ServingPlans) -> Document:
     best, rows = answer["plans"][0], answer["plans"]
     cost = best["cost_per_million_tokens"]
     proof = "and no fewer do" if answer["proved"] else f"and fewer are not ruled out (gap {best['gap']:.0%})"
-    columns = (
-        *(Column("GPUs", "count"), Column("layout"), Column("in time", "share"), Column("p99 TTFT", "s")),
-        *(Column("p99 TPOT", "s"), Column("output tokens/s", "")),
-        *([Column("$ a million tokens", "")] if cost else []),
-        *([Column("with spares", "count"), Column("rate held", "share")] if plans.spares else []),
-    )
-    keys = ["layout", "attainment", "ttft_p99_s", "tpot_p99_s", "output_tokens_per_s"]
-    keys += ["cost_per_million_tokens"] if cost else []
+    fields: list[Field[Answer]] = [
+        *(("GPUs", "count", "gpus"), ("layout", "text", "layout"), ("in time", "share", "attainment")),
+        *(
+            ("p99 TTFT", "s", "ttft_p99_s"),
+            ("p99 TPOT", "s", "tpot_p99_s"),
+            ("output tokens/s", "", "output_tokens_per_s"),
+        ),
+        ("$ a million tokens", "", "cost_per_million_tokens"),
+        ("with spares", "count", lambda row: row["gpus"] + row["spares"]["gpus"] if plans.spares else None),
+        ("rate held", "share", lambda row: row["spares"]["held"] if plans.spares else None),
+    ]
     holds = "holds" if best["gpus"] == 1 else "hold"
     verdict = f"{format_many(best['gpus'], 'GPU')} as {best['layout']} {holds} the limits, {proof}."
     figures = [
@@ -106,7 +112,6 @@ def plans_document(plans: ServingPlans) -> Document:
         )
         if of_kind
     ]
-    spared = [(row["gpus"] + row["spares"]["gpus"], row["spares"]["held"]) if plans.spares else () for row in rows]
     lines: list[str] = []
     whole = best["gpus"]
     if plans.spares:
@@ -118,11 +123,7 @@ def plans_document(plans: ServingPlans) -> Document:
     views: list[View] = [
         Headline(verdict, "GPUs", Number(float(whole), "count"), "good" if answer["proved"] else "calm"),
         Figures(figures),
-        Table(
-            "Plans",
-            columns,
-            [(row["gpus"], *(row[key] for key in keys), *more) for row, more in zip(rows, spared, strict=True)],
-        ),
+        table_of("Plans", rows, fields, most=12),
         Notes("", [*lines, ruled_out, LAYOUTS]),
     ]
     picture = [Curve("Latencies of the plans", Axis("p99 TPOT", "s"), Axis("p99 TTFT", "s"), points)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from windtunnel.faces.report.prediction.spec_words import spec_table
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.study import Served
 from windtunnel.units import format_many
@@ -17,6 +18,7 @@ from windtunnel.views import (
     Column,
     Curve,
     Document,
+    Field,
     Figure,
     Figures,
     Headline,
@@ -28,12 +30,14 @@ from windtunnel.views import (
     Table,
     Tone,
     View,
+    table_of,
 )
-from windtunnel.views.text import plain, text_of
+from windtunnel.views.text import text_of
 
 Answer = Mapping[str, Any]  # a JSON document of serving: the keys of its `to_dict`
 LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "inter-token"), ("e2e", "end to end"), ("queue", "queueing"))
 PARTS = ("mean", "p50", "p90", "p95", "p99")
+QUANTILES = ("mean", "p50", "p99")
 CHARTS = (  # picture, mean and tail among the points of a curve, the limit that it is held against
     ("TTFT", "ttft_mean_s", "ttft_p99_s", "ttft_s"),
     ("TPOT", "tpot_mean_s", "tpot_p99_s", "tpot_s"),
@@ -159,20 +163,7 @@ def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) ->
     if parts:
         yield Bars("Memory of a GPU", "B", [Bar("GPU", parts)])
     yield Notes("What it rests on", result.sources)
-    rows = [(name, _plain(value)) for name, value in _flat(answer["spec"])]
-    yield Table("The question", (Column("field"), Column("value")), rows, folded=True)
-
-
-def _flat(spec: Answer, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in spec.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value
-
-
-def _plain(value: object) -> str:
-    return text_of(value) if isinstance(value, float) else plain(value)
+    yield spec_table("The question", answer["spec"])
 
 
 def _rate(rate: float) -> str:
@@ -243,8 +234,7 @@ def pool_document(answer: Answer, name: str = "a file") -> Document:
         series += [Series("serving", at, serving, form="steps", panel=key)]
         series += [Series("with those that start", at, both, form="steps", panel=key, dashed=True)]
     details.append(Curve("Replicas over time", Axis("time", "s", low=0.0), Axis("replicas", "count"), series))
-    rows = [(f"{key}.{field}", _plain(value)) for key, model in models.items() for field, value in _flat(model["spec"])]
-    details.append(Table("The question", (Column("field"), Column("value")), rows, folded=True))
+    details.append(spec_table("The question", {key: model["spec"] for key, model in models.items()}))
     return Document("a pool of models served", name, views, details, f"{len(models)} models")
 
 
@@ -267,39 +257,57 @@ def _pooled(models: Answer) -> Table:
     return Table("Models", columns, rows, most=len(rows))
 
 
-def _beside(title: str, names: Sequence[str], rows: Sequence[tuple[str, str, Sequence[float | None]]]) -> Table:
-    """A column for each name, a row for each measure with its unit."""
-    cells = [
-        (label, *(None if value is None else Number(value, unit) for value in values)) for label, unit, values in rows
-    ]
-    return Table(title, [Column(""), *(Column(name, "") for name in names)], cells, most=len(cells), by_row=True)
+def _beside(title: str, policies: Answer, fields: Sequence[Field[Answer]]) -> Table:
+    """A column for each policy, a row for each measure that any has."""
+    table = table_of("", list(policies.values()), fields)
+    cells: list[list[Cell]] = [[column.name] for column in table.columns]
+    for row in table.rows:
+        for line, column, value in zip(cells, table.columns, row, strict=True):
+            line.append(Number(value, column.unit) if isinstance(value, float | int) else None)
+    return Table(title, [Column(""), *(Column(name, "") for name in policies)], cells, most=len(cells), by_row=True)
+
+
+def _at(*keys: str) -> Callable[[Answer], Cell]:
+    """What lies below these keys, if anything does."""
+
+    def cell(answer: Answer) -> Cell:
+        for key in keys[:-1]:
+            answer = answer[key] or {}
+        value: Cell = answer.get(keys[-1])
+        return value
+
+    return cell
+
+
+def _times(key: str, name: str, marks: Sequence[str]) -> list[Field[Answer]]:
+    """Rows of a latency, one a mark such as p99."""
+    return [(f"{name} {mark}".strip(), "s", _at(key, mark)) for mark in marks]
+
+
+def _by_latency(policies: Answer) -> list[str]:
+    """Names of those that answered anything, soonest first."""
+    done = [name for name, policy in policies.items() if policy["e2e_s"] and policy["e2e_s"]["mean"] is not None]
+    return sorted(done, key=lambda name: policies[name]["e2e_s"]["mean"])
 
 
 def policies_document(answer: Answer) -> Document:
     """Batching policies and routers, or ways to share GPUs, side by side. `answer`: what became of all, by policy."""
     policies = answer["policies"]
-    those = list(policies.values())
-    rows: list[tuple[str, str, Sequence[float | None]]] = [
-        (f"{label} {mark}", "s", [None if policy[key] is None else policy[key][mark] for policy in those])
-        for key, label in (("ttft_s", "first token"), ("tpot_s", "per token"), ("e2e_s", "end to end"))
-        for mark in ("mean", "p99")
+    fields: list[Field[Answer]] = [
+        *_times("ttft_s", "first token", ("mean", "p99")),
+        *_times("tpot_s", "per token", ("mean", "p99")),
+        *_times("e2e_s", "end to end", ("mean", "p99")),
+        *(("tokens/s", "", "output_tokens_per_s"), ("preemptions", "count", "preemptions")),
+        ("within limits", "share", "slo_attainment"),
     ]
-    rows.append(("tokens/s", "", [policy["output_tokens_per_s"] for policy in those]))
-    rows.append(("preemptions", "count", [policy["preemptions"] for policy in those]))
-    if any(policy["slo_attainment"] is not None for policy in those):
-        rows.append(("within limits", "share", [policy["slo_attainment"] for policy in those]))
-    answered = [name for name in policies if policies[name]["e2e_s"] is not None]
-    best = min(answered, key=lambda name: policies[name]["e2e_s"]["mean"], default="")
+    best = next(iter(_by_latency(policies)), "")
     verdict = f"{best} answers soonest." if best else "No request is answered."
     number = Number(policies[best]["e2e_s"]["mean"], "s") if best else None
-    headline = Headline(verdict, "mean end to end", number)
-    views: list[View] = [headline, _beside("Policies", list(policies), rows)]
+    views: list[View] = [Headline(verdict, "mean end to end", number), _beside("Policies", policies, fields)]
     if shared := {name: policy for name, policy in policies.items() if "models" in policy}:
         models = next(iter(shared.values()))["models"]
-        each = [
-            (model, "", [policy["models"][model]["requests_per_s"] for policy in shared.values()]) for model in models
-        ]
-        views += [_beside("Requests/s by model", list(shared), each)]
+        each: list[Field[Answer]] = [(model, "", _at("models", model, "requests_per_s")) for model in models]
+        views += [_beside("Requests/s by model", shared, each)]
         views += [Notes("GPUs", [f"{name}: {policy['placement']}" for name, policy in shared.items()])]
     return Document("batching policies", "Policies side by side", views)
 
@@ -307,47 +315,38 @@ def policies_document(answer: Answer) -> Document:
 def spot_serving_document(answer: Answer) -> Document:
     """A model on machines that are taken away. `answer`: `SpotServing.to_dict()`."""
     spec, machines, policies = answer["spec"], answer["spec"]["machines"], answer["policies"]
-    those = list(policies.values())
-    rows: list[tuple[str, str, Sequence[float | None]]] = [
-        ("answered", "count", [policy["finished"] for policy in those]),
-        *((part, "s", [policy["e2e_s"][part] for policy in those]) for part in ("mean", "p50", "p99")),
-        ("tokens/s", "", [policy["output_tokens_per_s"] for policy in those]),
-        ("changes", "count", [policy["reconfigurations"] + policy["replicas_loaded"] for policy in those]),
-        ("paused", "s", [policy["paused_s"] for policy in those]),
-        ("computed again", "count", [policy["recomputed_tokens"] for policy in those]),
-        ("GPU hours", "", [policy["gpu_seconds"] / 3600 for policy in those]),
+    fields: list[Field[Answer]] = [
+        *(("answered", "count", "finished"), *_times("e2e_s", "", QUANTILES), ("tokens/s", "", "output_tokens_per_s")),
+        ("changes", "count", lambda policy: policy["reconfigurations"] + policy["replicas_loaded"]),
+        *(("paused", "s", "paused_s"), ("computed again", "count", "recomputed_tokens")),
+        ("GPU hours", "", lambda policy: policy["gpu_seconds"] / 3600),
+        *(("cost", "$", "cost"), ("per million tokens", "$", "cost_per_million_output_tokens")),
     ]
-    if any(policy["cost"] is not None for policy in those):
-        rows.append(("cost", "$", [policy["cost"] for policy in those]))
-        rows.append(("per million tokens", "$", [policy["cost_per_million_output_tokens"] for policy in those]))
-    done = [name for name, policy in policies.items() if policy["e2e_s"]["mean"] is not None]
-    best = min(done, key=lambda name: policies[name]["e2e_s"]["mean"], default=None)
-    if best is None:
-        views: list[View] = [Headline("No request was answered.", tone="bad")]
-    else:
-        mean = Number(policies[best]["e2e_s"]["mean"], "s")
-        others = "".join(f", {name} {text_of(policies[name]['e2e_s']['mean'], 's')}" for name in done if name != best)
-        views = [Headline(f"{best} answers soonest: {text_of(mean)} in the mean{others}.", "end to end", mean, "good")]
+    done = _by_latency(policies)
+    headline = Headline("No request was answered.", tone="bad")
+    if done:
+        mean, *rest = (Number(policies[name]["e2e_s"]["mean"], "s") for name in done)
+        others = "".join(f", {name} {text_of(number)}" for name, number in zip(done[1:], rest, strict=True))
+        verdict = f"{done[0]} answers soonest: {text_of(mean)} in the mean{others}."
+        headline = Headline(verdict, "end to end", mean, "good")
     title = f"{spec['model']} on {machines['least']} to {machines['most']} spot machines"
     under = (
         f"{spec['gpus_per_machine']} {spec['gpu']} each; {spec['machines_come']} come, {spec['machines_go']} go,"
         f" noticed {spec['notice_s']:g} s before; {_tokens(spec)}"
     )
-    return Document(
-        "a model served on spot machines", title, [*views, _beside("Policies", list(policies), rows)], subtitle=under
-    )
+    views: list[View] = [headline, _beside("Policies", policies, fields)]
+    return Document("a model served on spot machines", title, views, subtitle=under)
 
 
 def scaled_document(answer: Answer) -> Document:
     """Replicas that come and go with their sessions. `answer`: `Scaled.to_dict()`."""
     spec, policies = answer["spec"], answer["policies"]
-    lines = (
-        ("mean_s", "answered after, mean", "s"), ("p99_s", "answered after, p99", "s"), ("waited_s", "waited", "s"),
-        ("late", "slower than promised", "share"), ("replica_hours", "replica hours", ""),
-        ("over_ideal", "replicas over the ideal", ""), ("most_replicas", "most replicas", "count"),
-        ("moves", "sessions moved", "count"), ("moved_bytes", "moved", "B"), ("longest_stop_s", "longest stop", "s"),
-    )  # fmt: skip
-    rows = [(label, unit, [policy[key] for policy in policies.values()]) for key, label, unit in lines]
+    fields: list[Field[Answer]] = [
+        *(("answered after, mean", "s", "mean_s"), ("answered after, p99", "s", "p99_s"), ("waited", "s", "waited_s")),
+        *(("slower than promised", "share", "late"), ("replica hours", "", "replica_hours")),
+        *(("replicas over the ideal", "", "over_ideal"), ("most replicas", "count", "most_replicas")),
+        *(("sessions moved", "count", "moves"), ("moved", "B", "moved_bytes"), ("longest stop", "s", "longest_stop_s")),
+    ]
     best = min(policies, key=lambda name: (policies[name]["late"], policies[name]["replica_hours"]))
     late = Number(policies[best]["late"], "share")
     even = [name for name, policy in policies.items() if policy["late"] == policies[best]["late"]]
@@ -363,7 +362,7 @@ def scaled_document(answer: Answer) -> Document:
             verdict += f", {soonest} answers soonest ({times[0]} on average, {best} {times[1]})"
         verdict += "."
     title = f"{spec['model']}, {spec['sessions']:,} sessions on up to {spec['most_replicas']} replicas"
-    views: list[View] = [Headline(verdict, "slower than promised", late), _beside("Policies", list(policies), rows)]
+    views: list[View] = [Headline(verdict, "slower than promised", late), _beside("Policies", policies, fields)]
     return Document("replicas with sessions", title, views)
 
 
@@ -371,19 +370,17 @@ def weight_pool_document(answer: Answer) -> Document:
     """Models whose weights come and go. `answer`: of `run_weight_pool`."""
     spec, systems = answer["spec"], answer["systems"]
     feasible = {name: system for name, system in systems.items() if system["feasible"]}
-    those = list(feasible.values())
-    rows: list[tuple[str, str, Sequence[float | None]]] = [
-        *((part, "s", [system["e2e_s"][part] for system in those]) for part in ("mean", "p50", "p99")),
-        ("requests/s", "", [system["requests_per_s"] for system in those]),
-        ("tokens/s", "", [system["output_tokens_per_s"] for system in those]),
-        ("computing", "share", [system["utilisation"] for system in those]),
-        ("loads", "count", [system["loads"] for system in those]),
-        ("of which from the host", "count", [system["host_hits"] for system in those]),
+    fields: list[Field[Answer]] = [
+        *(
+            *_times("e2e_s", "", QUANTILES),
+            ("requests/s", "", "requests_per_s"),
+            ("tokens/s", "", "output_tokens_per_s"),
+        ),
+        *(("computing", "share", "utilisation"), ("loads", "count", "loads")),
+        *(("of which from the host", "count", "host_hits"), ("cost", "$", lambda system: system.get("cost"))),
+        ("per million tokens", "$", lambda system: system.get("cost_per_million_output_tokens")),
     ]
-    if any(system.get("cost") is not None for system in systems.values()):
-        rows.append(("cost", "$", [system["cost"] for system in those]))
-        rows.append(("per million tokens", "$", [system["cost_per_million_output_tokens"] for system in those]))
-    best = min(feasible, key=lambda name: feasible[name]["e2e_s"]["mean"], default=None)
+    best = next(iter(_by_latency(feasible)), None)
     text = (
         "No system is possible."
         if best is None
@@ -391,7 +388,7 @@ def weight_pool_document(answer: Answer) -> Document:
     )
     lines = [f"{name}: {system['reason']}" for name, system in systems.items() if not system["feasible"]]
     views: list[View] = [Headline(text, tone="good" if best else "bad")]
-    views += [_beside("Systems", list(feasible), rows), Notes("Not possible", lines, "warn")]
+    views += [_beside("Systems", feasible, fields), Notes("Not possible", lines, "warn")]
     title = f"{spec['models']} models on {spec['gpus']} {spec['gpu']}"
     under = f"{spec['weight_bytes'] / 1e9:,.0f} GB of weights; {_tokens(spec)}"
     return Document("a pool of weights", title, views, subtitle=under)

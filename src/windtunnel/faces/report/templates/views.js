@@ -69,9 +69,25 @@
       }
     }
     for (const table of root.querySelectorAll("table.rows")) sortable(table);
-    const copy = document.getElementById("copy");
-    if (copy) copy.addEventListener("click", () => copyCommand(copy));
   }
+
+  // A canvas of this height, empty, as sharp as the screen; a pen that counts in pixels of the page.
+  function cleared(canvas, height) {
+    const ratio = devicePixelRatio || 1, pen = canvas.getContext("2d");
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round(height * ratio);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    return pen;
+  }
+  // Drawn now, when its room changes, and when the colours do.
+  function keepDrawn(canvas, repaint) {
+    let width = canvas.clientWidth;
+    repaint();
+    new ResizeObserver(() => { if (canvas.clientWidth !== width) { width = canvas.clientWidth; repaint(); } }).observe(canvas);
+    for (const change of ["(prefers-color-scheme: dark)", "print"]) matchMedia(change).addEventListener("change", repaint);
+  }
+  const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
   function timeline(section, canvas, ops) {
     const pen = canvas.getContext("2d");
@@ -111,10 +127,8 @@
     const at = (x) => from + (x - gutter) / (width - gutter - 8) * (to - from);
 
     function readColours() {
-      const style = getComputedStyle(document.documentElement);
-      const get = (name) => style.getPropertyValue(`--${name}`).trim();
-      colours = { ink: get("ink"), quiet: get("quiet"), rule: get("rule"), soft: get("soft"), accent: get("accent"), card: get("card"), mark: get("mark") };
-      colours.of = ops.categories.map((category) => get(category.slot));
+      colours = Object.fromEntries(["ink", "quiet", "rule", "soft", "accent", "mark"].map((name) => [name, colourOf(name)]));
+      colours.of = ops.categories.map((category) => colourOf(category.slot));
       colours.on = colours.of.map(readable);
     }
     function readable(hex) {
@@ -138,13 +152,8 @@
       return low;
     }
     function draw() {
-      const ratio = devicePixelRatio || 1;
       width = canvas.clientWidth;
-      canvas.style.height = `${height}px`;
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-      pen.clearRect(0, 0, width, height);
+      cleared(canvas, height);
       axis();
       let drawn = 0;
       for (const group of groups) {
@@ -301,11 +310,7 @@
         else zoom(button.dataset.zoom === "in" ? 0.5 : 2, (from + to) / 2);
       });
     }
-    const repaint = () => { readColours(); draw(); };
-    repaint();
-    new ResizeObserver(() => { if (canvas.clientWidth !== width) draw(); }).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-    matchMedia("print").addEventListener("change", repaint);
+    keepDrawn(canvas, () => { readColours(); draw(); });
   }
 
   // A heat map: columns of fields, wrapped into lines that fill the width. Values travel as runs of the few there are.
@@ -316,14 +321,13 @@
     for (let i = 0; i < heat.marked.length; i += 2) tips.set(heat.marked[i], [...(tips.get(heat.marked[i]) || []), heat.texts[heat.marked[i + 1]]]);
     let palette = [], mark = "";
     function readColours() {
-      const style = getComputedStyle(document.documentElement), get = (name) => style.getPropertyValue(`--${name}`).trim();
       const full = (hex) => (hex.length === 4 ? `#${[1, 2, 3].map((i) => hex[i] + hex[i]).join("")}` : hex);
-      const stops = [0, 1, 2, 3, 4].map((i) => [1, 3, 5].map((at) => parseInt(full(get(`heat-${i}`)).slice(at, at + 2), 16)));
+      const stops = [0, 1, 2, 3, 4].map((i) => [1, 3, 5].map((at) => parseInt(full(colourOf(`heat-${i}`)).slice(at, at + 2), 16)));
       palette = Array.from({ length: SHADES }, (_, shade) => {
         const place = shade / (SHADES - 1) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
         return `rgb(${stops[low].map((value, i) => Math.round(value + (stops[low + 1][i] - value) * (place - low))).join(",")})`;
       });
-      mark = get("mark");
+      mark = colourOf("mark");
     }
     const shadeOf = (value) => Math.max(0, Math.min(SHADES - 1, Math.round((value - heat.low) / (heat.high - heat.low) * (SHADES - 1))));
     const pen = canvas.getContext("2d"), edge = 2;  // room for an outline
@@ -338,12 +342,7 @@
         if (size === 1 || Math.ceil(heat.columns / across) * lineHeight <= room) break;
       }
       wide = heat.columns <= across ? Math.min(3 * size, Math.floor((width - 2 * edge) / heat.columns)) : size;  // one line stretches
-      const ratio = devicePixelRatio || 1, height = Math.ceil(heat.columns / across) * lineHeight - gap() + 2 * edge;
-      canvas.style.height = `${height}px`;
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-      pen.clearRect(0, 0, width, height);
+      cleared(canvas, Math.ceil(heat.columns / across) * lineHeight - gap() + 2 * edge);
       const inset = size >= 5 ? 1 : 0;
       const place = (at) => {
         const column = Math.floor(at / heat.rows);
@@ -379,18 +378,14 @@
       showTip([where, `${heat.number} ${textOf(heat.values[values[at]], heat.unit)}`, ...(tips.get(at) || [])].join("\n"), event);
     });
     canvas.addEventListener("pointerleave", hideTip);
-    const repaint = () => {
+    keepDrawn(canvas, () => {
       readColours();
       draw();
       scale.width = SHADES;
       scale.height = 1;
       const strip = scale.getContext("2d");
       palette.forEach((colour, i) => { strip.fillStyle = colour; strip.fillRect(i, 0, 1, 1); });
-    };
-    repaint();
-    new ResizeObserver(() => { if (canvas.clientWidth !== width) draw(); }).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-    matchMedia("print").addEventListener("change", repaint);
+    });
   }
 
   // What is under the pointer, or beside the last point that the arrow keys chose; and a limit that can be moved.
@@ -498,19 +493,16 @@
     });
   }
 
-  async function copyCommand(button) {
-    const command = document.getElementById("command");
-    try {
-      await navigator.clipboard.writeText(command.textContent);
-      button.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(command);
-      button.textContent = "Selected";
-    }
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  }
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const source = document.getElementById(button.dataset.copy), before = button.textContent;
+    try { await navigator.clipboard.writeText(source.textContent); button.textContent = "Copied"; }
+    catch { source.hidden = false; getSelection().selectAllChildren(source); button.textContent = "Selected"; }
+    setTimeout(() => { button.textContent = before; }, 1500);
+  });
 
-  window.windtunnel = { showTip, hideTip, duration, start };  // for the scripts behind this one
+  window.windtunnel = { textOf, start, cleared, keepDrawn, colourOf };  // for the scripts behind this one
   if (document.querySelector("script.views-data")) start();
   if (parent !== window) new ResizeObserver(() => parent.postMessage({ height: document.body.offsetHeight }, "*")).observe(document.body);
 })();

@@ -4,10 +4,9 @@ window.windtunnelCloud = (() => {
   const card = document.getElementById("cloud");
   if (!card) return undefined;
   const canvas = document.getElementById("cloud-canvas"), up = document.getElementById("cloud-up");
-  const SLICE = 1000, MARGIN = 34;
+  const SLICE = 1000, MARGIN = 34, { textOf, cleared, keepDrawn, colourOf } = window.windtunnel;
   let points = [], drawing = 0, places = [];
-  const number = (value) => (value >= 1e3 ? Math.round(value) : Number(value)).toLocaleString("en", value >= 1e3 ? {} : { maximumSignificantDigits: 4 });
-  const seconds = (value) => (value < 1 ? `${number(value * 1000)} ms` : `${number(value)} s`);
+  const write = (at, value) => textOf(value * (at === 1 ? 2 ** 30 : 1), ["s", "B", ""][at]);
 
   // Of which no other is better in both: by step, ever less of the other.
   function front(of) {
@@ -15,37 +14,33 @@ window.windtunnelCloud = (() => {
     return [...points].sort((a, b) => a[0] - b[0] || a[of] - b[of]).filter((one) => one[of] < least && ((least = one[of]), true));
   }
   function draw() {
-    const turn = ++drawing, of = Number(up.value), box = canvas.getBoundingClientRect(), scale = devicePixelRatio || 1;
+    const turn = ++drawing, of = Number(up.value), box = canvas.getBoundingClientRect();
     card.hidden = !points.length;
     if (!points.length) return;
     if (!box.width) { requestAnimationFrame(draw); return; }
-    canvas.width = box.width * scale;
-    canvas.height = 300 * scale;
-    const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
-    pen.scale(scale, scale);
+    const pen = cleared(canvas, 300);
     let [low, high, bottom, top] = [Infinity, 0, Infinity, 0];
     for (const one of points) { low = Math.min(low, one[0]); high = Math.max(high, one[0]); bottom = Math.min(bottom, one[of]); top = Math.max(top, one[of]); }
     const x = (one) => MARGIN + (high > low ? (one[0] - low) / (high - low) : 0.5) * (box.width - 2 * MARGIN);
     const y = (one) => 300 - MARGIN - (top > bottom ? (one[of] - bottom) / (top - bottom) : 0.5) * (300 - 2 * MARGIN);
     const best = front(of);
     places = [];
-    pen.fillStyle = colour("--quiet");
+    pen.fillStyle = colourOf("quiet");
     pen.font = "12px system-ui, sans-serif";
-    pen.fillText(seconds(low), MARGIN, 292);
+    pen.fillText(write(0, low), MARGIN, 292);
     pen.textAlign = "right";
-    pen.fillText(seconds(high), box.width - MARGIN, 292);
+    pen.fillText(write(0, high), box.width - MARGIN, 292);
     pen.textAlign = "left";
-    pen.fillText(number(top), 4, 20);
-    pen.fillText(number(bottom), 4, 300 - MARGIN + 14);
+    pen.fillText(write(of, top), 4, 20);
+    pen.fillText(write(of, bottom), 4, 300 - MARGIN + 14);
     const slice = (from) => {
       if (turn !== drawing) return; // a newer picture has begun
       pen.globalAlpha = 0.35;
-      pen.fillStyle = colour("--accent");
+      pen.fillStyle = colourOf("accent");
       for (const one of points.slice(from, from + SLICE)) { const at = [x(one), y(one), one]; places.push(at); pen.fillRect(at[0] - 2, at[1] - 2, 4, 4); }
       if (from + SLICE < points.length) { requestAnimationFrame(() => slice(from + SLICE)); return; }
       pen.globalAlpha = 1;
-      pen.strokeStyle = pen.fillStyle = colour("--alarm");
+      pen.strokeStyle = pen.fillStyle = colourOf("alarm");
       pen.beginPath();
       for (const one of best) pen.lineTo(x(one), y(one));
       pen.stroke();
@@ -62,7 +57,7 @@ window.windtunnelCloud = (() => {
       link.href = `/?${one[4]}`;
       link.textContent = parts[i].filter((part) => !shared.has(part)).join(" · ") || one[3] || "this point"; // where they differ
       head.append(link);
-      row.append(head, ...[seconds(one[0]), `${number(one[1])} GiB`, number(one[2])].map((text) => Object.assign(document.createElement("td"), { textContent: text })));
+      row.append(head, ...[0, 1, 2].map((at) => Object.assign(document.createElement("td"), { textContent: write(at, one[at]) })));
       return row;
     }));
   }
@@ -78,12 +73,12 @@ window.windtunnelCloud = (() => {
   canvas.addEventListener("pointermove", (event) => {
     const one = nearest(event);
     canvas.style.cursor = one ? "pointer" : "";
-    if (one) canvas.dataset.tip = `${one[3]}: ${seconds(one[0])}, ${number(one[1])} GiB, ${number(one[2])} GPU-hours per million tokens`;
+    if (one) canvas.dataset.tip = `${one[3]}: ${write(0, one[0])}, ${write(1, one[1])}, ${write(2, one[2])} GPU-hours per million tokens`;
     else delete canvas.dataset.tip;
   });
   canvas.addEventListener("click", (event) => { const one = nearest(event); if (one) location.href = `/?${one[4]}`; });
   up.addEventListener("change", draw);
-  addEventListener("resize", draw);
+  keepDrawn(canvas, draw);
   return {
     add(more) { points = points.concat(more); draw(); },
     clear() { points = []; },

@@ -36,6 +36,7 @@
   });
   document.addEventListener("htmx:afterSwap", (event) => {
     if (event.detail.target.id === "points" && document.getElementById("resolved")) placeholders();
+    if (event.detail.target.id === "rows") window.windtunnel.start(event.detail.target);
     if (event.detail.target.id === "answer" && document.getElementById("data")) {
       window.windtunnel.start(event.detail.target);
       placeholders();
@@ -70,15 +71,9 @@
   }, true);
   sliders();
 
-  document.addEventListener("click", async (event) => {
+  document.addEventListener("click", (event) => {
     const carry = event.target.closest("[data-carry]");
-    if (carry && form) { event.preventDefault(); location.href = `${carry.getAttribute("href")}?${query()}`; return; }
-    const copy = event.target.closest("[data-copy]");
-    if (!copy) return;
-    const source = document.getElementById(copy.dataset.copy), before = copy.textContent;
-    try { await navigator.clipboard.writeText(source.textContent); copy.textContent = "Copied"; }
-    catch { source.hidden = false; getSelection().selectAllChildren(source); copy.textContent = "Selected"; }
-    setTimeout(() => { copy.textContent = before; }, 1500);
+    if (carry && form) { event.preventDefault(); location.href = `${carry.getAttribute("href")}?${query()}`; }
   });
 
   // Files that are dropped go to the server; the field that takes such a file names it.
