@@ -34,7 +34,7 @@ POLICIES = ("fcfs", "skip-join")
 
 
 @dataclass(frozen=True, eq=False)
-class Compared(Answer):
+class PolicyComparison(Answer):
     """What became of the requests, by policy and router."""
 
     results: Mapping[str, ServingResult]
@@ -51,7 +51,7 @@ class Compared(Answer):
         return {"policies": {name: result.to_dict() for name, result in self.results.items()}}
 
 
-def answer(question: ServePolicies) -> Compared | Sharing:
+def answer(question: ServePolicies) -> PolicyComparison | Sharing:
     """Serve the requests under each. Raises UserError."""
     several = "," in question.model.base
     choices = SHARING if several else POLICIES
@@ -83,7 +83,7 @@ def answer(question: ServePolicies) -> Compared | Sharing:
                 make=lambda policy=policy: _replica(engine, policy, longest),  # type: ignore[misc]
             )
     notes = tuple(f"{name}: {text}" for name, result in results.items() for text in refusals(result))
-    return Compared(results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
+    return PolicyComparison(results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
 
 
 def _shared(question: ServePolicies, policies: list[str]) -> Sharing:

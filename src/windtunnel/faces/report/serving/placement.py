@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.serving.placement.answer import Placed
+from windtunnel.studies.serving.placement.answer import PlacementAnswer
 from windtunnel.studies.serving.placement.distserve import Candidate, Placement
 from windtunnel.studies.serving.placement.fewest import Plan
 from windtunnel.studies.serving.placement.plan import ServingPlans
@@ -29,7 +29,7 @@ LAYOUTS = (
 )
 
 
-def placed_document(placed: Placed) -> Document:
+def placed_document(placed: PlacementAnswer) -> Document:
     """What stands where, what it carries, and what the next best costs."""
     placement, title = placed.placement, f"Placement by {placed.method}"
     if isinstance(placement, Placement):

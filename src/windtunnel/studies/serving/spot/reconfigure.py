@@ -44,7 +44,7 @@ def choose(
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class Receipt:
     """What one GPU has to receive: bytes of cache, then those of each of its layers, the first of which is `front`."""
 
     cache_bytes: float
@@ -60,7 +60,7 @@ class Schedule:
     done_s: float
 
 
-def migrate(received: Iterable[Received], bytes_per_s: float, layer_s: float) -> Schedule:
+def migrate(received: Iterable[Receipt], bytes_per_s: float, layer_s: float) -> Schedule:
     """Layer-wise migration, all GPUs at once: cache first, then layers from the front.
 
     Serving goes on as soon as no layer is late for the first pass, which takes `layer_s` for each.
