@@ -23,9 +23,9 @@ from typing import final
 
 from windtunnel.physics.engine.machine import At, Cancel, run
 from windtunnel.studies.serving.spot.dispatch import Queue
-from windtunnel.studies.serving.spot.mapping import Position, map_positions, missing_layers, positions_of
+from windtunnel.studies.serving.spot.mapping import Position, map_positions, positions_of
 from windtunnel.studies.serving.spot.models import Machine, SpotModel, choices_of
-from windtunnel.studies.serving.spot.reconfigure import Choice, Receipt, choose, migrate
+from windtunnel.studies.serving.spot.reconfigure import Choice, choose, migrate, receipts
 from windtunnel.studies.serving.spot.state import (
     NS,
     PLACES,
@@ -324,8 +324,7 @@ class SpotServing:
         """Re-routing: replicas out of machines that serve none, several on one where they are smaller than it."""
         if self.layout is None:
             return
-        _, pipeline, tensor = self.layout.layout
-        size, gpus = pipeline * tensor, self.machine.gpus
+        size, gpus = self.layout.replica_gpus, self.machine.gpus
         need, each = -(-size // gpus), max(1, gpus // size)
         busy = {m for replica in self.replicas.values() for m in replica.machines}
         free = sorted(self.usable - busy)
@@ -352,7 +351,7 @@ class SpotServing:
 
     def _whole_machines(self, choice: Choice) -> bool:
         """Re-routing shares no machine between replicas that have others too."""
-        size, gpus = choice.layout[1] * choice.layout[2], self.machine.gpus
+        size, gpus = choice.replica_gpus, self.machine.gpus
         return size % gpus == 0 or gpus % size == 0
 
     def _rate(self, now_ns: int) -> float:
@@ -383,9 +382,8 @@ class SpotServing:
         if move.from_storage:
             return True
         assert self.layout is not None
-        _, pipeline, tensor = self.layout.layout
         slices = {at[1:] for gpu, at in self.positions.items() if self._there_at((gpu // PLACES,), move.done_ns)}
-        return len(slices) == pipeline * tensor
+        return len(slices) == self.layout.replica_gpus
 
     def _move(self, now_ns: int, plan: Choice, cached: Mapping[int, float]) -> Move:
         """Going over to `plan` now, with the fullest caches of these, bytes by replica."""
@@ -400,15 +398,7 @@ class SpotServing:
         gpus = self._gpus()
         old_positions = [self.positions.get(gpu) for gpu in gpus]
         migration = map_positions(old_positions, old, new, model.weight_bytes, cache, ranks)
-        received = [
-            Receipt(
-                migration.received_cache[place],
-                *missing_layers(
-                    old_positions[migration.gpu_of[place]], old, wanted, new, model.layers, model.weight_bytes
-                ),
-            )
-            for place, wanted in enumerate(migration.positions)
-        ]
+        received = receipts(migration, old_positions, old, new, model.layers, model.weight_bytes)
         pass_s = model.token_s(new[1], new[2], 1)
         schedule = migrate(received, self.machine.network_bytes_per_s / self.machine.gpus, pass_s / model.layers)
         return Move(
@@ -424,7 +414,7 @@ class SpotServing:
 
     def _load_s(self, plan: Choice, machines: Collection[int]) -> float:
         """The weights of a machine's GPUs from storage, after a launch where processes are left from before."""
-        of_gpu = self.model.weight_bytes / (plan.layout[1] * plan.layout[2])
+        of_gpu = self.model.weight_bytes / plan.replica_gpus
         launch_s = self.machine.launch_s if self.has_served & set(machines) else 0.0
         return launch_s + self.machine.gpus * of_gpu / self.machine.storage_bytes_per_s
 
