@@ -10,7 +10,7 @@ from prices import plain_times
 from windtunnel.studies.serving.emulator.fleet import Fleet
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica import Replica, Rules, Sequence
-from windtunnel.studies.serving.replica.interrupted import blocks_held, cancel, tokens_given, unfinished
+from windtunnel.studies.serving.replica.interruption import blocks_held, cancel, tokens_given, unfinished
 from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.routing import LeastLoaded
 from windtunnel.studies.serving.workload.lengths import arrivals

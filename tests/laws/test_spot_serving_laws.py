@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from t4_costs import T4, SpotModel
 
 from windtunnel.studies.serving.spot.loop import play
-from windtunnel.studies.serving.spot.served import Machine
-from windtunnel.studies.serving.spot.state import Change, Played, Policy
+from windtunnel.studies.serving.spot.models import Machine
+from windtunnel.studies.serving.spot.state import Change, Policy, SpotOutcome
 
 POLICIES: tuple[Policy, ...] = ("spotserve", "reroute", "restart")
 WHOLE = SpotModel(
@@ -25,7 +25,7 @@ def _goes(machine: int, notice_s: float, at: float = 320.0) -> Change:
     return Change(at - notice_s, machine, False, at)
 
 
-def _lone(policy: Policy, changes: list[Change], machines: int, sent: list[float]) -> Played:
+def _lone(policy: Policy, changes: list[Change], machines: int, sent: list[float]) -> SpotOutcome:
     return play(WHOLE, ONE, policy, sent, changes, machines)
 
 

@@ -28,7 +28,7 @@ from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of,
 from windtunnel.studies.serving.build import candidate
 from windtunnel.studies.serving.disaggregated.pools import pools_of, run_pools
 from windtunnel.studies.serving.placement.fewest import Plan, Shape, grown, plans_of
-from windtunnel.studies.serving.placement.plan import ServingPlans, Sought, deployments_of, name_of, plan_for, ran
+from windtunnel.studies.serving.placement.plan import PlanQuestion, ServingPlans, deployments_of, name_of, plan_for, ran
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.studies.serving.workload.requests import Workload
 
@@ -60,7 +60,7 @@ def _workers(row: ServingRow) -> bool:
     return known and all(row.number(f"{side}_num_workers") for side in ("prefill", "decode"))
 
 
-def published(row: ServingRow) -> tuple[Sought, int]:
+def published(row: ServingRow) -> tuple[PlanQuestion, int]:
     """The question that a row's deployment answers, and its GPUs. Raises UserError."""
     model = model_named(row.text("model"), row.text("model_family"))
     sides = [
@@ -81,10 +81,10 @@ def published(row: ServingRow) -> tuple[Sought, int]:
     assert held.tpot is not None
     limits = {"ttft_s": SLACK * held.ttft.p99, "tpot_s": SLACK * held.tpot.p99}
     base = replace(deployment_of(row, "decode_"), tp=1, pp=1, attn_dp=1, moe_tp=None, moe_ep=None)
-    return Sought(model, cluster, base, load, limits, ATTAIN, None, 400), gpus
+    return PlanQuestion(model, cluster, base, load, limits, ATTAIN, None, 400), gpus
 
 
-def best_of_others(asked: Sought, most: int, others: int) -> tuple[int, str, int]:
+def best_of_others(asked: PlanQuestion, most: int, others: int) -> tuple[int, str, int]:
     """(GPUs of the best that holds, its words, plans run) among plans with fewer than `most` GPUs."""
     engines = {
         name_of(one): engine for one in deployments_of(asked) if (engine := candidate(asked.model, asked.cluster, one))

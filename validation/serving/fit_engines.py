@@ -20,6 +20,7 @@ and what to write under `by_gpu` of the release.
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -51,10 +52,14 @@ def main() -> None:
     words.add_argument("--until", default="", help="a day after which rows are left out")
     words.add_argument("--rows", type=int, default=14, help="of each cell")
     words.add_argument("--rounds", type=int, default=2)
+    words.add_argument("--residuals", type=Path, help="what is left of each row whose family is left out: for bands.py")
     asked = words.parse_args()
     predict.MOST_REQUESTS, predict.LEAST_WAVES = 600, 3  # a fit needs no more
     for (release, gpu), rows in sorted(_cells(read_rows(asked.tables), asked).items()):
-        _fit(f"{asked.engine} {release} {gpu}", rows, asked.rounds)
+        off = _fit(f"{asked.engine} {release} {gpu}", rows, asked.rounds)
+        if asked.residuals:
+            with asked.residuals.open("a", newline="") as file:
+                csv.writer(file).writerows([asked.engine, release, gpu, *line] for line in off)
 
 
 def _cells(rows: list[ServingRow], asked: argparse.Namespace) -> dict[tuple[str, str], list[ServingRow]]:
@@ -124,7 +129,8 @@ def _errors(row: ServingRow, values: Any) -> list[float]:
     return [*found, *([np.log(one.ttft_s * 1e3 / ttft) / SIGMA[1]] if ttft else [])]
 
 
-def _fit(name: str, rows: list[ServingRow], rounds: int) -> None:
+def _fit(name: str, rows: list[ServingRow], rounds: int) -> list[tuple[str, str, float, float]]:
+    """Prints; returns of each row family, name, log(predicted / measured) of TPOT left out, and its band."""
     values = prior = _start(rows[0])
     owner = np.array([place for place, row in enumerate(rows) for _ in _errors(row, values)])
     kind = np.array([of for row in rows for of, key in enumerate(("tpot_ms", "ttft_ms")) if row.number(key)])
@@ -156,6 +162,11 @@ def _fit(name: str, rows: list[ServingRow], rounds: int) -> None:
         f" in the band {held:.0%}"
     )
     print("    " + _written(rows[0], values), flush=True)
+    return [
+        (" ".join(families[place]), rows[place].id, float(left[i] * SIGMA[0]), band)
+        for i, place in enumerate(owner)
+        if tpot[i]
+    ]
 
 
 def _written(row: ServingRow, values: Any) -> str:

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from sm_table import SmTable, read_sm_tables
 
-from windtunnel.studies.serving.multiplex.unit import Asked, Llm, LlmAnswer, run_unit
+from windtunnel.studies.serving.multiplex.unit import Llm, LlmAnswer, UnitRequest, run_unit
 
 PLANNED_PROMPT, PLANNED_ANSWER = 161.0, 337.0  # what the authors' placement plans with
 QUOTA_TOKENS, BLOCK = 416, 32  # of one sequence, as ADBS counts it; tokens of a block
@@ -106,7 +106,8 @@ def run(
         arrivals = np.cumsum(rng.exponential(1.0, count) / float(row["d_rate_req_per_s"]))
         picked = lengths[rng.integers(0, len(lengths), count)]
         asked = [
-            Asked(float(at), int(p), int(o), i) for i, (at, (p, o)) in enumerate(zip(arrivals, picked, strict=True))
+            UnitRequest(float(at), int(p), int(o), i)
+            for i, (at, (p, o)) in enumerate(zip(arrivals, picked, strict=True))
         ]
         table, rate = tables[model, gpus], float(row["d_rate_req_per_s"])
         blocks = int(share * pool * gpus / token_bytes(model)) // BLOCK

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.studies.serving.spot.loop import play
+from windtunnel.studies.serving.spot.models import Machine
 from windtunnel.studies.serving.spot.reconfigure import Choice
-from windtunnel.studies.serving.spot.served import Machine
 from windtunnel.studies.serving.spot.state import Change, Policy, ServerRules
 
 POLICIES: tuple[Policy, ...] = ("restart", "reroute", "spotserve")

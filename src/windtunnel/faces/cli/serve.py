@@ -23,7 +23,7 @@ from windtunnel.questions.asked.serve.study import Serve
 if TYPE_CHECKING:
     from windtunnel.studies.serving.manifests import Form
     from windtunnel.studies.serving.placement.plan import ServingPlans
-    from windtunnel.studies.serving.study import Served
+    from windtunnel.studies.serving.study import ServingAnswer
 
 
 def show_serve(question: Serve, outputs: Outputs, *, notes: tuple[str, ...] = ()) -> None:
@@ -53,7 +53,7 @@ def show_plan(
 ) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.serving.placement import placed_document, plans_document
-    from windtunnel.studies.serving.placement.answer import Placed
+    from windtunnel.studies.serving.placement.answer import PlacementAnswer
     from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import answer_plan
 
@@ -70,7 +70,7 @@ def show_plan(
         if emit is not None:
             _emit(plan, emit, question.model, out)
         give(question, plan, outputs, plans_document(plan))
-    elif not isinstance(plan, Placed):
+    elif not isinstance(plan, PlacementAnswer):
         _print_served(question, plan, outputs)
     else:
         give(question, plan, outputs, placed_document(plan))
@@ -107,7 +107,7 @@ def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
         check_timeline(outputs.trace)
 
 
-def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs) -> None:
+def _print_served(question: Serve | ServePlan, served: ServingAnswer, outputs: Outputs) -> None:
     from windtunnel.faces.report.serving.views import served_document
 
     result = served.result

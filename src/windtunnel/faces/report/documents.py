@@ -34,9 +34,9 @@ DOCUMENTS = {
     "studies.rl.result:RlResult": "rl.views:rl_document",
     "studies.rl.plan:RlPlanned": "rl.views:plan_document",
     "studies.serving.result:ServingResult": "serving.views:serving_document",
-    "studies.serving.study:Served": "serving.views:served_document",
+    "studies.serving.study:ServingAnswer": "serving.views:served_document",
     "studies.serving.placement.plan:ServingPlans": "serving.placement:plans_document",
-    "studies.serving.placement.answer:Placed": "serving.placement:placed_document",
+    "studies.serving.placement.answer:PlacementAnswer": "serving.placement:placed_document",
     "studies.fleet.study:FleetAnswer": "fleet:answer_document",
     "studies.fleet.study:FleetResult": "fleet:result_document",
     "studies.sweeps.sweep:SweepOutcome": "sweeps:sweep_document",
@@ -48,7 +48,7 @@ DOCUMENTS = {
     "studies.fleet.live.study:LiveRun": "fleet:live_document",
 }
 OF_JSON = {  # views that are made of `to_dict()`
-    "studies.serving.policies:Compared": "serving.views:policies_document",
+    "studies.serving.policies:PolicyComparison": "serving.views:policies_document",
     "studies.serving.multiplex.shared:Sharing": "serving.views:policies_document",
     "studies.serving.stateful.study:Scaled": "serving.views:scaled_document",
     "studies.serving.spot.study:SpotServing": "serving.views:spot_serving_document",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import final
 
 from windtunnel.studies.serving.build import Engine
-from windtunnel.studies.serving.replica.interrupted import unfinished
+from windtunnel.studies.serving.replica.interruption import unfinished
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 

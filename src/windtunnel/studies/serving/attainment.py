@@ -20,7 +20,7 @@ AROUND = (0.25, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.4, 1.8)  
 
 
 @dataclass(frozen=True)
-class Attained:
+class AttainmentCurve:
     """Of one replica: requests per second that keep the promise, and attainment by rate as points."""
 
     goodput_per_s: float
@@ -34,7 +34,7 @@ class Attained:
         return float(np.interp(rate_per_s, self.rates_per_s, self.shares))
 
 
-def attained(run: Run, workload: Workload, promise: float) -> Attained:
+def attained(run: Run, workload: Workload, promise: float) -> AttainmentCurve:
     """Of the replica that `run` runs. Raises UserError where it does not fit, or keeps the promise at no rate."""
     serving_result = goodput_of(run, workload, promise)
     if not serving_result.feasible:
@@ -45,4 +45,4 @@ def attained(run: Run, workload: Workload, promise: float) -> Attained:
     rates = [share * goodput for share in AROUND]
     shares = [run(at_rate(workload, rate)).slo_attainment or 0.0 for rate in rates]
     falling = np.minimum.accumulate(shares)
-    return Attained(goodput, tuple(rates), tuple(falling.tolist()))
+    return AttainmentCurve(goodput, tuple(rates), tuple(falling.tolist()))

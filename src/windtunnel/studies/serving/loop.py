@@ -157,16 +157,16 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class Rejection:
     """A request that no replica can ever hold."""
 
     index: int
     reason: str
 
 
-def rejected(index: int, prompt: int, output: int, longest: int) -> Rejected:
+def rejected(index: int, prompt: int, output: int, longest: int) -> Rejection:
     """The refusal of a request of more than `longest` tokens."""
-    return Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit")
+    return Rejection(index, f"{prompt} + {output} tokens exceed the {longest} that fit")
 
 
 def simulate(
@@ -179,7 +179,7 @@ def simulate(
     apart: bool = True,
     adapters: Listed[int] | None = None,
     read_token_s: float = 0.0,
-) -> tuple[list[Sequence], list[Rejected]]:
+) -> tuple[list[Sequence], list[Rejection]]:
     """Every request with its stamps, and those refused at once because prompt and output exceed `longest` tokens.
 
     `adapters`: that requests ask for; prefixes are an adapter's own. `apart`: whether servers have nothing in common,
@@ -193,7 +193,7 @@ def simulate(
     reading = FrontEnd(client, prompts, 1e9 * read_token_s) if read_token_s else None
     client = reading or client
     sent: list[Sequence] = []
-    refused: list[Rejected] = []
+    refused: list[Rejection] = []
 
     def request(index: int, now_ns: int) -> Sequence | None:
         prompt, output = prompts[index], outputs[index]

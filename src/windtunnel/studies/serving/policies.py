@@ -42,7 +42,7 @@ class BatchingTraits:
 
 
 @dataclass(frozen=True, eq=False)
-class Compared(Answer):
+class PolicyComparison(Answer):
     """What became of the requests, by policy and router."""
 
     results: Mapping[str, ServingResult]
@@ -59,7 +59,7 @@ class Compared(Answer):
         return {"policies": {name: result.to_dict() for name, result in self.results.items()}}
 
 
-def answer(question: ServePolicies) -> Compared | Sharing:
+def answer(question: ServePolicies) -> PolicyComparison | Sharing:
     """Serve the requests under each. Raises UserError."""
     several = "," in question.model.base
     choices = SHARING if several else tuple(POLICIES)
@@ -92,7 +92,7 @@ def answer(question: ServePolicies) -> Compared | Sharing:
                 make=partial(POLICIES[policy].replica, engine, longest),
             )
     notes = tuple(f"{name}: {text}" for name, result in results.items() for text in refusals(result))
-    return Compared(results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
+    return PolicyComparison(results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
 
 
 def _shared(question: ServePolicies, policies: list[str]) -> Sharing:

@@ -20,7 +20,7 @@ from windtunnel.studies.serving.adapters import asked_for
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
 from windtunnel.studies.serving.deployment import Deployment, deployment_of
 from windtunnel.studies.serving.engines.profile import Profile
-from windtunnel.studies.serving.loop import Rejected, Router, simulate
+from windtunnel.studies.serving.loop import Rejection, Router, simulate
 from windtunnel.studies.serving.measures import Stamps, distribution, gap_distribution, stamps_of
 from windtunnel.studies.serving.power import gpu_watts
 from windtunnel.studies.serving.replica.replica import Replica
@@ -156,7 +156,7 @@ def summarise(
     workload: Workload,
     servers: Sequence[Replica | StepwiseReplica],
     stamps: Stamps,
-    refused: Sequence[Rejected],
+    refused: Sequence[Rejection],
     slo: Mapping[str, float],
     cost_per_gpu_hour: float | None = None,
     gpus: int | None = None,

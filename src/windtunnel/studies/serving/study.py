@@ -46,7 +46,7 @@ from windtunnel.units import format_many
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from windtunnel.studies.serving.placement.answer import Placed
+    from windtunnel.studies.serving.placement.answer import PlacementAnswer
     from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.shared_pool.result import PoolResult
     from windtunnel.studies.serving.spot.study import SpotServing
@@ -58,7 +58,7 @@ Run = Callable[[Workload], ServingResult]
 
 
 @dataclass(frozen=True, eq=False)
-class Served(Answer):
+class ServingAnswer(Answer):
     """A deployment under a load, or at the highest rate that keeps its limits."""
 
     result: ServingResult
@@ -83,7 +83,7 @@ class Served(Answer):
         return {"step times": list(self.result.sources)}
 
 
-def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> Served:
+def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> ServingAnswer:
     """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
     workload = workload_of(question.requests, question.load, question.seed)
     run = _runner(question, timeline)
@@ -92,8 +92,10 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     return replace(served, measured=against, warnings=(*served.warnings, *why_not_compared(question, served.result)))
 
 
-def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Served | Placed | ServingPlans:
-    """The highest rate that keeps the limits (`Served`), or the best placement. Raises UserError."""
+def answer_plan(
+    question: ServePlan, *, curve: bool = False, timeline: bool = False
+) -> ServingAnswer | PlacementAnswer | ServingPlans:
+    """The highest rate that keeps the limits (`ServingAnswer`), or the best placement. Raises UserError."""
     load = question.load
     fewest = isinstance(question.replicas, Sought) and question.replicas.method == "fewest"
     fewest = fewest or (question.replicas == Together() and isinstance(load, Open))
@@ -121,7 +123,7 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
 
     model = load_model(question.model)
     serving_plans = plan.plan_for(
-        plan.Sought(
+        plan.PlanQuestion(
             model,
             cluster_of(question.cluster),
             deployment_of(question.engine, None, checkpoint_of(question.model), model.max_sequence_length),
@@ -140,8 +142,8 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
     return serving_plans.with_spares(Failures(question.gpus.mtbf_gpu, question.gpus.repair, question.gpus.available))
 
 
-def _placed(question: ServePlan, method: str) -> Placed:
-    """The best placement (`Placed`)."""
+def _placed(question: ServePlan, method: str) -> PlacementAnswer:
+    """The best placement (`PlacementAnswer`)."""
     from windtunnel.studies.serving.placement.answer import place_models, place_phases, several_of
     from windtunnel.studies.serving.placement.search import Question
 
@@ -162,12 +164,14 @@ def _placed(question: ServePlan, method: str) -> Placed:
     return replace(placed, warnings=(*workload.notes, *assumed(question.engine, model), *placed.warnings))
 
 
-def _served(question: Serve | ServePlan, run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:
+def _served(
+    question: Serve | ServePlan, run: Run, result: ServingResult, workload: Workload, curve: bool
+) -> ServingAnswer:
     warnings = [*workload.notes, *assumed(question.engine, _model(question)), *refusals(result)]
     if result.search is not None and result.search.warning:
         warnings.append(result.search.warning)
     rates = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
-    return Served(result, rates, tuple(warnings))
+    return ServingAnswer(result, rates, tuple(warnings))
 
 
 def _model(question: Serve | ServePlan) -> Model:
@@ -284,10 +288,10 @@ def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas, sto
     _check_replicas(layout.replicas, deployment.gpus, deployment.words(), machine)
     if layout.kernels is None:
         return engine_of(model, machine, deployment)
-    from windtunnel.studies.serving.step_time.given import given_prices
+    from windtunnel.studies.serving.step_time.kernel_tables import table_prices
 
     whose, kernels = load_engine(deployment.engine), Path(layout.kernels)
-    prices = given_prices(kernels, model, deployment, machine, whose.framework, whose.release)
+    prices = table_prices(kernels, model, deployment, machine, whose.framework, whose.release)
     return engine_of(model, machine, deployment, prices=prices, prices_from=f"given by {kernels}{prices.timed_on}")
 
 

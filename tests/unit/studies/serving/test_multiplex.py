@@ -11,7 +11,7 @@ from sm_table import read_sm_tables
 
 from windtunnel.errors import InputFileError
 from windtunnel.studies.serving.multiplex.group import Group, serve_groups
-from windtunnel.studies.serving.multiplex.unit import Asked, Llm, run_unit
+from windtunnel.studies.serving.multiplex.unit import Llm, UnitRequest, run_unit
 from windtunnel.studies.serving.placement.alpaserve import Groups, Outcome, greedy, group_layouts
 
 HEADER = "model,gpu,gpus,sm_percent,batch,seq_len,prefill_ms,decode_ms\n"
@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def llm(tmp_path: Path, asked: list[Asked], most: float = 256, token_bytes: float = 0.0) -> Llm:
+def llm(tmp_path: Path, asked: list[UnitRequest], most: float = 256, token_bytes: float = 0.0) -> Llm:
     times = read_sm_tables(table(tmp_path))["m", 1]
     return Llm("m", times, asked, 100.0, 100.0, 0.0, 0.0, most, 0.0, token_bytes, 1e12)
 
@@ -48,7 +48,7 @@ def test_tables_are_read_between_their_nodes(tmp_path: Path) -> None:
 
 
 def test_one_request_alone_takes_its_prompt_and_its_steps(tmp_path: Path) -> None:
-    answer = run_unit([llm(tmp_path, [Asked(1.0, 32, 11)])], "fcfs", 1.0)[0]
+    answer = run_unit([llm(tmp_path, [UnitRequest(1.0, 32, 11)])], "fcfs", 1.0)[0]
     steps = sum(10.1 + 0.01 * ((32 + k) // 8 * 8) for k in range(1, 11)) * 1e-3
     assert answer.mean_latency_s == pytest.approx(3.2e-3 + steps, rel=1e-6)
     assert answer.throughput_per_s == pytest.approx(1 / (1.0 + answer.mean_latency_s))
@@ -60,7 +60,7 @@ def test_all_requests_of_all_models_end_and_give_their_memory_back(tmp_path: Pat
     models = []
     for _ in range(3):
         asked = [
-            Asked(float(t), int(p), int(o))
+            UnitRequest(float(t), int(p), int(o))
             for t, p, o in zip(
                 np.sort(rng.uniform(0, 20, 40)), rng.integers(1, 300, 40), rng.integers(1, 100, 40), strict=True
             )
@@ -73,14 +73,14 @@ def test_all_requests_of_all_models_end_and_give_their_memory_back(tmp_path: Pat
 
 def test_one_job_at_a_time_serves_whoever_has_waited_longest(tmp_path: Path) -> None:
     """A model that has the oldest request decodes; the other's request, prompted meanwhile, waits for its end."""
-    early, late = llm(tmp_path, [Asked(0.0, 16, 50)]), llm(tmp_path, [Asked(0.05, 16, 50)])
+    early, late = llm(tmp_path, [UnitRequest(0.0, 16, 50)]), llm(tmp_path, [UnitRequest(0.05, 16, 50)])
     first, second = run_unit([early, late], "fcfs", 1.0)
     assert first.mean_latency_s < 0.6 < 0.9 < second.mean_latency_s
 
 
 def test_a_full_pool_takes_back_the_newest_and_computes_it_again(tmp_path: Path) -> None:
     """Three sequences that grow beyond the pool: all end, and the newest last, later than with room for all."""
-    asked = [Asked(0.001 * k, 20, 60) for k in range(3)]
+    asked = [UnitRequest(0.001 * k, 20, 60) for k in range(3)]
     tight, wide = (run_unit([llm(tmp_path, asked, 256, 1.0)], "adbs", pool)[0] for pool in (150.0, 1e6))
     assert tight.mean_latency_s > 1.2 * wide.mean_latency_s
 
@@ -89,7 +89,7 @@ def test_sharing_beats_taking_turns_when_halves_are_enough(tmp_path: Path) -> No
     """Two models that each keep up with half a GPU: together they end sooner side by side than in turns."""
 
     def both(policy: str) -> float:
-        asked = [Asked(0.05 * k, 16, 50) for k in range(60)]
+        asked = [UnitRequest(0.05 * k, 16, 50) for k in range(60)]
         models = [llm(tmp_path, asked), llm(tmp_path, asked)]
         for one in models:
             one.prefill_sm = one.decode_sm = 50.0

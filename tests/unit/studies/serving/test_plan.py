@@ -14,8 +14,8 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment
 from windtunnel.studies.serving.manifests import FORMS, Side, files_of, is_started, parts_of
-from windtunnel.studies.serving.placement.fewest import Plan, Ran, Shape, fewest, plans_of
-from windtunnel.studies.serving.placement.plan import Sought, _engine, deployments_of, plan_for, ran
+from windtunnel.studies.serving.placement.fewest import Plan, PlanRun, Shape, fewest, plans_of
+from windtunnel.studies.serving.placement.plan import PlanQuestion, _engine, deployments_of, plan_for, ran
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.studies.serving.workload.requests import Workload
 from windtunnel.views import Headline, Notes
@@ -45,9 +45,9 @@ def test_the_search_is_brute_force_on_small_spaces(seed: int) -> None:
     shapes, holds = _space(seed)
     ran: list[Plan] = []
 
-    def run(plan: Plan) -> Ran[None]:
+    def run(plan: Plan) -> PlanRun[None]:
         ran.append(plan)
-        return Ran(plan, holds[plan], (float(plan.n),), None)
+        return PlanRun(plan, holds[plan], (float(plan.n),), None)
 
     found = fewest(shapes, 8, run, apart=True, runs=10_000)
     best = min((plan.gpus for plan, held in holds.items() if held), default=None)
@@ -64,7 +64,7 @@ def test_the_search_is_brute_force_on_small_spaces(seed: int) -> None:
 def test_without_enough_runs_the_gap_is_no_less_than_the_truth() -> None:
     for seed in range(60):
         shapes, holds = _space(seed)
-        found = fewest(shapes, 8, lambda plan, holds=holds: Ran(plan, holds[plan], (), None), apart=True, runs=6)
+        found = fewest(shapes, 8, lambda plan, holds=holds: PlanRun(plan, holds[plan], (), None), apart=True, runs=6)
         if found is None:
             continue
         best, truth = found.plans[0].plan.gpus, min(plan.gpus for plan, held in holds.items() if held)
@@ -72,12 +72,12 @@ def test_without_enough_runs_the_gap_is_no_less_than_the_truth() -> None:
         assert found.gap >= (best - truth) / best
 
 
-def _sought(rate: float, gpus: int = 4, requests: int = 60) -> Sought:
+def _sought(rate: float, gpus: int = 4, requests: int = 60) -> PlanQuestion:
     prompts, answers = lengths(requests, 1500, 120, 0.8, 0)
     load = Workload(prompts, answers, arrivals(requests, rate, 1.0, 0))
     limits = {"ttft_s": 0.3, "tpot_s": 0.012}
     model, cluster = load_model("llama-3.1-8b"), parse_cluster(f"h100-sxm:{gpus}")
-    return Sought(model, cluster, Deployment(kv="bf16"), load, limits, 0.95, 2.0, 400)
+    return PlanQuestion(model, cluster, Deployment(kv="bf16"), load, limits, 0.95, 2.0, 400)
 
 
 @pytest.mark.parametrize("rate", [4.0, 25.0])
@@ -104,9 +104,9 @@ def test_simulated_plans_are_those_of_brute_force(rate: float) -> None:
 
 def test_limits_that_nothing_holds_are_said_so() -> None:
     with pytest.raises(UserError, match=r"no layout can hold the limits on \d+ GPUs: use more"):
-        plan_for(Sought(**{**vars(_sought(1.0)), "limits": {"tpot_s": 1e-6}}))
+        plan_for(PlanQuestion(**{**vars(_sought(1.0)), "limits": {"tpot_s": 1e-6}}))
     with pytest.raises(UserError, match="limits"):
-        plan_for(Sought(**{**vars(_sought(1.0)), "limits": {}}))
+        plan_for(PlanQuestion(**{**vars(_sought(1.0)), "limits": {}}))
 
 
 def test_what_is_said_of_plans_is_whole_sentences() -> None:
@@ -119,7 +119,7 @@ def test_what_is_said_of_plans_is_whole_sentences() -> None:
     notes = [line for view in document.views if isinstance(view, Notes) for line in view.lines]
     assert any("tp tensor" in line and "@ tokens of a step" in line for line in notes)
     with pytest.raises(UserError, match=r"none of the plans that were run, from \d+ to 4 GPUs, holds the limits: use"):
-        plan_for(Sought(**{**vars(_sought(60.0)), "limits": {"ttft_s": 0.08, "tpot_s": 0.008}, "runs": 30}))
+        plan_for(PlanQuestion(**{**vars(_sought(60.0)), "limits": {"ttft_s": 0.08, "tpot_s": 0.008}, "runs": 30}))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,7 +16,7 @@ from windtunnel.studies.serving.spot.mapping import (
     overlap,
     positions_of,
 )
-from windtunnel.studies.serving.spot.reconfigure import Choice, Received, choose, migrate
+from windtunnel.studies.serving.spot.reconfigure import Choice, Receipt, choose, migrate
 from windtunnel.studies.serving.weight_pool.loads import Holder, first_answer_s, route
 
 
@@ -79,15 +79,15 @@ def test_layouts_are_chosen_for_latency_while_the_rate_is_met() -> None:
 
 def test_serving_starts_with_the_front_and_never_waits_for_a_later_layer() -> None:
     """Eight layers of a second each behind two seconds of cache, then the same cut into two stages."""
-    whole = [Received(2.0, 0, [1.0] * 8)]
+    whole = [Receipt(2.0, 0, [1.0] * 8)]
     slow = migrate(whole, 1.0, 0.1)
     assert (slow.serving_s, slow.done_s) == (pytest.approx(10.0 - 7 * 0.1), 10.0)
     assert migrate(whole, 1.0, 5.0).serving_s == pytest.approx(3.0)
     assert migrate(whole, 1.0, 0.0).serving_s == 10.0
-    stages = [Received(1.0, 0, [1.0] * 4), Received(1.0, 4, [1.0] * 4)]
+    stages = [Receipt(1.0, 0, [1.0] * 4), Receipt(1.0, 4, [1.0] * 4)]
     assert migrate(stages, 1.0, 0.5).serving_s == pytest.approx(5.0 - 3 * 0.5)
     assert migrate(stages, 1.0, 2.0).serving_s == pytest.approx(2.0)
-    nothing = migrate([Received(0.0, 0, [0.0] * 4)], 1.0, 0.0)
+    nothing = migrate([Receipt(0.0, 0, [0.0] * 4)], 1.0, 0.0)
     assert (nothing.serving_s, nothing.done_s) == (0.0, 0.0)
 
 

@@ -13,8 +13,8 @@ from t4_costs import SpotModel
 
 from windtunnel.studies.serving.spot.dispatch import Queue
 from windtunnel.studies.serving.spot.loop import play
-from windtunnel.studies.serving.spot.served import Machine, choices_of, latency_s
-from windtunnel.studies.serving.spot.state import Batch, Change, Played, Policy, Replica, ServerRules
+from windtunnel.studies.serving.spot.models import Machine, choices_of, latency_s
+from windtunnel.studies.serving.spot.state import Batch, Change, Policy, Replica, ServerRules, SpotOutcome
 
 MODEL = SpotModel(name="GPT-20B", parameters=20e9, layers=44, hidden=6144)
 POLICIES: tuple[Policy, ...] = ("spotserve", "reroute", "restart")
@@ -152,7 +152,7 @@ def test_ahead_of_its_end_the_replica_with_the_fewest_gets_requests_until_it_has
 def test_what_was_given_ahead_is_not_lost_with_its_replica(policy: Policy) -> None:
     sent = [2.0 * i for i in range(60)]
     moves = [Change(40.0, 0, False), Change(90.0, 9, True)]
-    found: list[Played] = []
+    found: list[SpotOutcome] = []
     for ahead in (0, 2):
         found.append(play(MODEL, Machine(), policy, sent, moves, 6, rules=ServerRules(None, True, ahead)))
         assert all(math.isfinite(x) and x > 0.0 for x in found[-1].latency_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windtunnel.faces.report.serving.views import Answer
-from windtunnel.studies.serving.placement.answer import Placed
+from windtunnel.studies.serving.placement.answer import PlacementAnswer
 from windtunnel.studies.serving.placement.distserve import Candidate, Placement
 from windtunnel.studies.serving.placement.fewest import Plan
 from windtunnel.studies.serving.placement.plan import ServingPlans
@@ -32,7 +32,7 @@ LAYOUTS = (
 )
 
 
-def placed_document(placed: Placed) -> Document:
+def placed_document(placed: PlacementAnswer) -> Document:
     """What stands where, what it carries, and what the next best costs."""
     placement, title = placed.placement, f"Placement by {placed.method}"
     if isinstance(placement, Placement):

@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.faces.report.prediction.spec_words import spec_table
 from windtunnel.studies.serving.result import ServingResult
-from windtunnel.studies.serving.study import Served
+from windtunnel.studies.serving.study import ServingAnswer
 from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
@@ -184,7 +184,7 @@ def _layout(spec: Answer) -> str:
     return f"{spec['replicas']} x {words}, {deployment['weights']}"
 
 
-def served_document(served: Served) -> Document:
+def served_document(served: ServingAnswer) -> Document:
     """A deployment under a load; latency over rate where that was asked for."""
     document = serving_document(served.result, () if served.curve is None else served.curve.points)
     headlines = [

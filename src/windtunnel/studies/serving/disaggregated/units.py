@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.serving.disaggregated import interrupted as pools
+from windtunnel.studies.serving.disaggregated import interruption as pools
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
-from windtunnel.studies.serving.replica import interrupted as alone
+from windtunnel.studies.serving.replica import interruption as alone
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, final
 
 from windtunnel.http_guard import Receive, Scope, Send
-from windtunnel.studies.serving.emulator.asked import ApiError, Route, read, tokenized
+from windtunnel.studies.serving.emulator.api_request import ApiError, Route, read, tokenized
 from windtunnel.studies.serving.emulator.engine import Answer, Engine
 from windtunnel.studies.serving.emulator.forms import Choices, Form, Response
 
@@ -55,7 +55,7 @@ def application(
     async def ask(request: Request) -> Reply:
         try:
             api_request = read(await request.body(), ROUTES[request.url.path], names, longest, named_blocks)
-            return Telling(engine, engine.submit(api_request), names[0], int(time.time()))  # type: ignore[return-value]
+            return AnswerResponse(engine, engine.submit(api_request), names[0], int(time.time()))  # type: ignore[return-value]
         except ApiError as error:
             return refusal(error)
 
@@ -126,7 +126,7 @@ def application(
 
 
 @final
-class Telling:
+class AnswerResponse:
     """The ASGI response that tells an answer as it comes, or when it is whole."""
 
     def __init__(self, engine: Engine, answer: Answer, model: str, created: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import TextIO, final
 
-from windtunnel.studies.serving.emulator.asked import ApiError, Asked
+from windtunnel.studies.serving.emulator.api_request import ApiError, ApiRequest
 from windtunnel.studies.serving.emulator.clock import Clock
 from windtunnel.studies.serving.emulator.fleet import Fleet, Output
 from windtunnel.studies.serving.emulator.metrics import Metrics
@@ -42,7 +42,7 @@ class Answer:
         "tokens",
     )  # fmt: skip
 
-    def __init__(self, index: int, request: Asked, length: int, sequence: Sequence, arrival_ns: int) -> None:
+    def __init__(self, index: int, request: ApiRequest, length: int, sequence: Sequence, arrival_ns: int) -> None:
         self.index, self.request, self.length, self.sequence = index, request, length, sequence
         self.tokens = 0
         self.done = False
@@ -87,7 +87,7 @@ class Engine:
         if record is not None:
             record.write("input_tokens,output_tokens,arrival_ns,prefix_block_ids\n")
 
-    def submit(self, request: Asked) -> Answer:
+    def submit(self, request: ApiRequest) -> Answer:
         """Send a request to the fleet. Raises ApiError where it cannot take any."""
         if self.broken:
             raise ApiError(500, f"the engine has stopped: {self.broken}", "server_error")

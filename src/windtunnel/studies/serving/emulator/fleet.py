@@ -24,7 +24,7 @@ from windtunnel.studies.serving.disaggregated.units import (
     unfinished,
 )
 from windtunnel.studies.serving.loop import Loop, Router
-from windtunnel.studies.serving.replica.interrupted import blocks_held, tokens_given
+from windtunnel.studies.serving.replica.interruption import blocks_held, tokens_given
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 

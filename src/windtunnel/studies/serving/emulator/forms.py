@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Protocol, final
 
-from windtunnel.studies.serving.emulator.asked import ApiError
+from windtunnel.studies.serving.emulator.api_request import ApiError
 from windtunnel.studies.serving.emulator.engine import Answer
 from windtunnel.studies.serving.emulator.tokens import word
 

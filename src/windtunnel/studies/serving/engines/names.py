@@ -29,7 +29,7 @@ DAY = re.compile(r"(?<!\d)(20\d\d)-?([01]\d)-?([0-3]\d)(?!\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class EngineName:
     """An engine; its release, or the day of which it is, each "" where a name does not say.
 
     `bare`: the name is the engine's and nothing else.
@@ -41,13 +41,13 @@ class Named:
     bare: bool = False
 
 
-def engine_in(text: str) -> Named | None:
+def engine_in(text: str) -> EngineName | None:
     """What a name means; None where it names no engine."""
     plain = text.strip().lower().replace(" ", "-").replace("#", "/")
     alone = plain.removeprefix("dynamo-").removeprefix("mori-")
     for engine, words in WORDS.items():
         if alone in words or plain in words:
-            return Named(engine, bare=True)
+            return EngineName(engine, bare=True)
     matches: list[tuple[int, int, str, str]] = []
     for engine, words in WORDS.items():
         for word in words:
@@ -57,9 +57,9 @@ def engine_in(text: str) -> Named | None:
     runtime = re.search(r"(tensorrtllm|vllm|sglang)-runtime:v?(\d+\.\d+)", plain)
     if runtime is not None:
         engine = "trtllm" if runtime[1] == "tensorrtllm" else runtime[1]
-        return Named(engine, DYNAMO.get(engine, {}).get(runtime[2], ""))
+        return EngineName(engine, DYNAMO.get(engine, {}).get(runtime[2], ""))
     if not matches:
         return None
     _, _, engine, release = max(matches, key=lambda match: match[:2])
     day = DAY.search(plain)
-    return Named(engine, release, "" if day is None or release else "-".join(day.groups()))
+    return EngineName(engine, release, "" if day is None or release else "-".join(day.groups()))

@@ -19,7 +19,7 @@ ADMISSION_SLACK_S = 11e-3  # by which the estimate at admission is raised
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class GroupRequest:
     """One request: `end_s` is infinite where it was rejected."""
 
     model: int
@@ -47,7 +47,7 @@ def serve_groups(
     *,
     overhead: float = STAGE_OVERHEAD,
     slack_s: float = ADMISSION_SLACK_S,
-) -> list[Served]:
+) -> list[GroupRequest]:
     """Requests (arrival, model) in the order of arrival. `slo_s` by model: None lets everything in."""
     clocks = [group.idle() for group in groups]
     served = []
@@ -57,7 +57,7 @@ def serve_groups(
             if model in group.stages and clocks[place][0] < first:
                 best, first = place, clocks[place][0]
         if best < 0:
-            served.append(Served(model, arrival, inf))
+            served.append(GroupRequest(model, arrival, inf))
             continue
         stages = groups[best].stages[model]
         slower = 1.0 + overhead * len(stages) if len(stages) > 1 else 1.0
@@ -66,8 +66,8 @@ def serve_groups(
             at = max(at, free) + stage * slower
             clock.append(at)
         if slo_s is not None and at + slack_s > arrival + slo_s[model]:
-            served.append(Served(model, arrival, inf))
+            served.append(GroupRequest(model, arrival, inf))
             continue
         clocks[best] = clock
-        served.append(Served(model, arrival, at))
+        served.append(GroupRequest(model, arrival, at))
     return served

@@ -19,9 +19,9 @@ from windtunnel.questions.header import Answer
 from windtunnel.questions.typed import Plain, check_figures, plain_fields
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.measures import Distribution, distribution
-from windtunnel.studies.serving.multiplex.unit import Asked, Llm, run_unit
+from windtunnel.studies.serving.multiplex.unit import Llm, UnitRequest, run_unit
 from windtunnel.studies.serving.placement.muxserve import SM_LIMIT, Mesh, pool_bytes
-from windtunnel.studies.serving.placement.muxserve import Model as Placed
+from windtunnel.studies.serving.placement.muxserve import Model as PlacedModel
 from windtunnel.studies.serving.placement.several import (
     PREFILL_SHARE,
     Several,
@@ -140,7 +140,7 @@ class _Times:
 
 
 def _served(
-    several: Several, policy: str, mesh: Mesh, placed: list[Placed], refused: list[int], sources: dict[str, None]
+    several: Several, policy: str, mesh: Mesh, placed: list[PlacedModel], refused: list[int], sources: dict[str, None]
 ) -> dict[int, Llm]:
     """The models of one mesh, their requests served."""
     here = [placed[m] for m, _ in mesh.models]
@@ -176,14 +176,14 @@ def _served(
     return llms
 
 
-def _requests(several: Several, model: int, longest: int, refused: list[int]) -> list[Asked]:
+def _requests(several: Several, model: int, longest: int, refused: list[int]) -> list[UnitRequest]:
     """Those of one model that a cache of `longest` tokens can hold."""
     load, requests = several.workload, []
     for index, (at_s, whose) in enumerate(requests_of(several)):
         if whose == model:
             prompt, output = int(load.input_tokens[index]), int(load.output_tokens[index])
             if prompt + output <= longest:
-                requests.append(Asked(at_s, prompt, output, index))
+                requests.append(UnitRequest(at_s, prompt, output, index))
             else:
                 refused[model] += 1
     return requests

@@ -44,7 +44,7 @@ class ShareTimes(Protocol):
 
 
 @dataclass(order=True, slots=True)
-class Asked:
+class UnitRequest:
     """One request, and when it got its first and its last token (-1: not yet). `index`: its own among its model's."""
 
     arrival_s: float
@@ -61,7 +61,7 @@ class Llm:
 
     name: str
     table: ShareTimes
-    requests: list[Asked]
+    requests: list[UnitRequest]
     prefill_sm: float
     decode_sm: float
     step_s: float  # host time of a step
@@ -70,12 +70,14 @@ class Llm:
     weight_bytes: float  # on one GPU
     kv_token_bytes: float  # of one token on one GPU
     bandwidth_bytes_per_s: float  # of one GPU's memory, as kernels reach it
-    waiting: deque[Asked] = field(default_factory=deque)
-    ends: list[tuple[int, float, Asked]] = field(default_factory=list)  # (decode step, arrival, request), in order
+    waiting: deque[UnitRequest] = field(default_factory=deque)
+    ends: list[tuple[int, float, UnitRequest]] = field(
+        default_factory=list
+    )  # (decode step, arrival, request), in order
     steps: int = 0
     prefilling: int = 0
     context: int = 0  # sum over the batch
-    fresh: list[Asked] = field(default_factory=list)  # whose prompts are done, to join
+    fresh: list[UnitRequest] = field(default_factory=list)  # whose prompts are done, to join
     decoding: bool = False
     last_finish_s: float = 0.0
     finished: int = 0
@@ -95,7 +97,7 @@ class _Job:
     left_s: float
     share: float
     bandwidth: float
-    prompts: list[Asked] | None  # None: decode
+    prompts: list[UnitRequest] | None  # None: decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def run_unit(llms: list[Llm], policy: Literal["adbs", "fcfs"], pool_bytes: float
     """All requests of all models through one unit; `pool_bytes` of KV cache on every GPU."""
     unit = _Unit(llms, pool_bytes)
     start = _adbs if policy == "adbs" else _fcfs
-    queue: EventQueue[tuple[Llm, Asked] | None] = EventQueue()  # a request that comes, or None: a job ends
+    queue: EventQueue[tuple[Llm, UnitRequest] | None] = EventQueue()  # a request that comes, or None: a job ends
     for llm in llms:
         for request in llm.requests:
             queue.push(math.ceil(request.arrival_s * NS), (llm, request))
@@ -213,7 +215,7 @@ def _may_prefill(unit: _Unit, llm: Llm) -> bool:
 
 def _prefill(unit: _Unit, llm: Llm) -> bool:
     """Start the prompts of one model: up to the token limit, its quota and the pool."""
-    prompts: list[Asked] = []
+    prompts: list[UnitRequest] = []
     tokens = 0
     while _may_prefill(unit, llm) and not (prompts and tokens + llm.waiting[0].prompt > PROMPT_TOKENS):
         request = llm.waiting.popleft()
@@ -279,7 +281,7 @@ def _end(unit: _Unit, job: _Job, now: float) -> None:
         _finish(unit, llm, request, request.prompt + request.output - 1, now)
 
 
-def _finish(unit: _Unit, llm: Llm, request: Asked, tokens: int, now: float) -> None:
+def _finish(unit: _Unit, llm: Llm, request: UnitRequest, tokens: int, now: float) -> None:
     unit.held_bytes -= tokens * llm.kv_token_bytes
     unit.full = False
     llm.finished += 1

@@ -25,7 +25,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GreedyPlacement:
     """The best placement and how it was found."""
 
     groups: Groups
@@ -36,12 +36,12 @@ class Found:
 Simulate = Callable[[Groups], Outcome]
 
 
-def greedy(n_groups: int, memory: Sequence[float], capacity: float, simulate: Simulate) -> Found:
+def greedy(n_groups: int, memory: Sequence[float], capacity: float, simulate: Simulate) -> GreedyPlacement:
     """One model at a time, where it is missed most. `memory` of each model in a group of `capacity`."""
     groups: list[frozenset[int]] = [frozenset() for _ in range(n_groups)]
     attempts = 1
     now = simulate(tuple(groups))
-    best = Found(tuple(groups), now.attainment, attempts)
+    best = GreedyPlacement(tuple(groups), now.attainment, attempts)
     while True:
         place = None
         for model in sorted(range(len(memory)), key=lambda m: (-now.unserved[m], m)):
@@ -54,13 +54,13 @@ def greedy(n_groups: int, memory: Sequence[float], capacity: float, simulate: Si
             if place is not None:
                 break
         if place is None:
-            return Found(best.groups, best.attainment, attempts)
+            return GreedyPlacement(best.groups, best.attainment, attempts)
         model, group = place
         groups[group] = groups[group] | {model}
         now = simulate(tuple(groups))
         attempts += 1
         if now.attainment > best.attainment:
-            best = Found(tuple(groups), now.attainment, attempts)
+            best = GreedyPlacement(tuple(groups), now.attainment, attempts)
 
 
 def group_layouts(devices: int, largest_op: int = 4, largest_pp: int = 8) -> Iterator[tuple[int, int, int]]:

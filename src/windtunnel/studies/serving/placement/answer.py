@@ -16,7 +16,7 @@ from windtunnel.studies.serving.workload.requests import Workload
 
 
 @dataclass(frozen=True, eq=False)
-class Placed(Answer):
+class PlacementAnswer(Answer):
     """A placement, by which method it was found, and which share of requests is in time there."""
 
     method: str
@@ -29,7 +29,7 @@ class Placed(Answer):
         return self.placement.to_dict()
 
 
-def place_phases(question: Question) -> Placed:
+def place_phases(question: Question) -> PlacementAnswer:
     """Prompts and answers of one model by DistServe. Raises UserError."""
     placement = search_distserve(question)
     never = [candidate for candidate in placement.tried if candidate.goodput_per_s > MOST_RATE / 2]
@@ -40,7 +40,7 @@ def place_phases(question: Question) -> Placed:
         )
     there, rate = question.cluster.n_gpus, question.rate_per_s
     more = (f"the cluster has {there} GPUs: --rate {rate:g} takes {placement.gpus}",) if placement.gpus > there else ()
-    return Placed("distserve", question.attain, placement, more)
+    return PlacementAnswer("distserve", question.attain, placement, more)
 
 
 def place_models(
@@ -51,14 +51,14 @@ def place_models(
     deployment: Deployment,
     workload: Workload,
     limits: dict[str, float],
-) -> Placed:
+) -> PlacementAnswer:
     """Several models on one cluster by AlpaServe or MuxServe. Raises UserError."""
     several = several_of(models, rate, cluster, deployment, workload, limits)
     grouping = search_alpaserve(several) if method == "alpaserve" else search_muxserve(several)
     placed = {name for group in grouping.groups for name in group.models}
     lacking = [model.name for model in several.models if model.name not in placed]
     without = (f"{', '.join(lacking)}: no place, so none of their requests is served",) if lacking else ()
-    return Placed(method, 1.0, grouping, without)
+    return PlacementAnswer(method, 1.0, grouping, without)
 
 
 def several_of(

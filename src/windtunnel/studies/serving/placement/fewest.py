@@ -52,7 +52,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran(Generic[Outcome]):
+class PlanRun(Generic[Outcome]):
     """A plan that was run."""
 
     plan: Plan
@@ -62,10 +62,10 @@ class Ran(Generic[Outcome]):
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[Outcome]):
+class PlanSearch(Generic[Outcome]):
     """Plans that hold, best first, and what is known of those with fewer GPUs."""
 
-    plans: tuple[Ran[Outcome], ...]
+    plans: tuple[PlanRun[Outcome], ...]
     runs: int
     ruled_out_below: int  # no plan with fewer GPUs than this holds
 
@@ -94,10 +94,10 @@ def plans_of(shapes: Sequence[Shape], gpus: int, apart: bool) -> Iterator[Plan]:
 
 
 def fewest(
-    shapes: Sequence[Shape], most_gpus: int, run: Callable[[Plan], Ran[Outcome]], *, apart: bool, runs: int
-) -> Found[Outcome] | None:
+    shapes: Sequence[Shape], most_gpus: int, run: Callable[[Plan], PlanRun[Outcome]], *, apart: bool, runs: int
+) -> PlanSearch[Outcome] | None:
     """The plans with the fewest GPUs that hold; None where none was found. `runs`: how many may be run."""
-    results: dict[Plan, Ran[Outcome]] = {}
+    results: dict[Plan, PlanRun[Outcome]] = {}
 
     def holds(plan: Plan) -> bool:
         if plan not in results:
@@ -130,7 +130,7 @@ def fewest(
     rans = sorted((ran for ran in results.values() if ran.holds), key=lambda ran: (ran.plan.gpus, ran.rank))
     if not rans:
         return None
-    return Found(tuple(rans), len(results), min(ruled_out + 1, rans[0].plan.gpus))
+    return PlanSearch(tuple(rans), len(results), min(ruled_out + 1, rans[0].plan.gpus))
 
 
 def grown(begin: Plan, most_gpus: int, holds: Callable[[Plan], bool]) -> int:

@@ -26,7 +26,7 @@ from windtunnel.studies.serving.disaggregated.pools import Pools, pools_of, run_
 from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.manifests import Side
 from windtunnel.studies.serving.placement.bounds import bounds_of
-from windtunnel.studies.serving.placement.fewest import Found, Plan, Ran, Shape, fewest
+from windtunnel.studies.serving.placement.fewest import Plan, PlanRun, PlanSearch, Shape, fewest
 from windtunnel.studies.serving.placement.spares import Failures, Spares, spares_of
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.run import serve_with
@@ -38,7 +38,7 @@ SHOWN = 10  # plans of an answer
 
 
 @dataclass(frozen=True, eq=False)
-class Sought:
+class PlanQuestion:
     """What a plan is sought for."""
 
     model: Model
@@ -56,8 +56,8 @@ class Sought:
 class ServingPlans(Answer):
     """Plans that hold, best first."""
 
-    question: Sought
-    search: Found[ServingResult]
+    question: PlanQuestion
+    search: PlanSearch[ServingResult]
     deployments: Mapping[str, Deployment]  # by the name of a shape
     warnings: tuple[str, ...]
     spares: Mapping[Plan, Spares] | None = None  # of each, where GPUs fail
@@ -96,7 +96,7 @@ class ServingPlans(Answer):
             "proved": self.search.gap == 0.0,
         }
 
-    def _document(self, plan: Ran[ServingResult]) -> dict[str, object]:
+    def _document(self, plan: PlanRun[ServingResult]) -> dict[str, object]:
         best, result = min(every.plan.gpus for every in self.search.plans), plan.outcome
         spares = {} if self.spares is None else {"spares": plain(self.spares[plan.plan])}
         return {
@@ -114,7 +114,7 @@ class ServingPlans(Answer):
         }
 
 
-def plan_for(sought: Sought) -> ServingPlans:
+def plan_for(sought: PlanQuestion) -> ServingPlans:
     """Search. Raises UserError where limits are missing or nothing holds them."""
     if not sought.limits:
         raise UserError("a plan needs limits: add --ttft 1s, --tpot 50ms or both")
@@ -136,7 +136,7 @@ def plan_for(sought: Sought) -> ServingPlans:
         shapes.append(Shape(name, engine.gpus, both, prefills, decodes))
     apart = sought.cluster.n_gpus > 1
 
-    def run(plan: Plan) -> Ran[ServingResult]:
+    def run(plan: Plan) -> PlanRun[ServingResult]:
         return ran(sought, engines, plan)
 
     plans = fewest(shapes, sought.cluster.n_gpus, run, apart=apart, runs=sought.runs)
@@ -151,7 +151,7 @@ def plan_for(sought: Sought) -> ServingPlans:
     return ServingPlans(sought, plans, {name: engine.deployment for name, engine in engines.items()}, warnings)
 
 
-def _prefills(sought: Sought, engine: Engine, least: int) -> int | None:
+def _prefills(sought: PlanQuestion, engine: Engine, least: int) -> int | None:
     """The fewest prefill workers whose first tokens are in time where caches move at once; None: too many."""
     limit = sought.limits.get("ttft_s")
     if limit is None:
@@ -175,7 +175,7 @@ def _prefills(sought: Sought, engine: Engine, least: int) -> int | None:
     return n
 
 
-def deployments_of(sought: Sought) -> Iterator[Deployment]:
+def deployments_of(sought: PlanQuestion) -> Iterator[Deployment]:
     """The space of one replica."""
     cluster, base, model = sought.cluster, sought.deployment, sought.model
     domain = min(cluster.gpus_in_domain, cluster.n_gpus)
@@ -208,15 +208,15 @@ def _powers(most: int) -> list[int]:
     return [1 << power for power in range(max(1, most).bit_length())]
 
 
-def _fits(sought: Sought, deployment: Deployment) -> bool:
+def _fits(sought: PlanQuestion, deployment: Deployment) -> bool:
     return _engine(sought, deployment) is not None
 
 
-def _engine(sought: Sought, deployment: Deployment) -> Engine | None:
+def _engine(sought: PlanQuestion, deployment: Deployment) -> Engine | None:
     return candidate(sought.model, sought.cluster, deployment)
 
 
-def ran(sought: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[ServingResult]:
+def ran(sought: PlanQuestion, engines: Mapping[str, Engine], plan: Plan) -> PlanRun[ServingResult]:
     """A plan simulated, and whether it holds the limits."""
     engine, slo = engines[plan.shape.name], dict(sought.limits)
     if plan.prefill is None:
@@ -225,15 +225,15 @@ def ran(sought: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[Servin
         pools = pools_for(sought, engines[plan.prefill.name].deployment, engine.deployment, plan)
         if pools is None:
             result = serve_with(engine, sought.workload, replicas=1, slo=slo)
-            return Ran(plan, False, (0.0,), result)
+            return PlanRun(plan, False, (0.0,), result)
         result = run_pools(pools, sought.cluster, sought.workload, slo, sought.price)
     attained = result.slo_attainment or 0.0
     holds = attained >= sought.attain and result.regime != "over" and result.feasible
     mean = result.e2e.mean if result.e2e is not None else 0.0
-    return Ran(plan, holds, (-attained, mean), result)
+    return PlanRun(plan, holds, (-attained, mean), result)
 
 
-def pools_for(sought: Sought, prefill: Deployment, decode: Deployment, plan: Plan) -> Pools | None:
+def pools_for(sought: PlanQuestion, prefill: Deployment, decode: Deployment, plan: Plan) -> Pools | None:
     """The pools of a plan; None where the sides do not go together."""
     try:
         pools = pools_of(sought.model, sought.cluster, (plan.n_prefill, prefill), (plan.n, decode), sought.priced)

@@ -53,7 +53,7 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ModelGroup:
     """GPUs of the answer that belong together, and the models on them."""
 
     gpus: int
@@ -66,7 +66,7 @@ class Grouping:
     """The best placement. `value` is the share that meets its limit (alpaserve) or requests/s (muxserve)."""
 
     search: str
-    groups: tuple[Placed, ...]
+    groups: tuple[ModelGroup, ...]
     value: float
     candidates: int
     what_was_tried: str
@@ -95,7 +95,7 @@ def search_alpaserve(several: Several) -> Grouping:
     prompt, output = mean_lengths(several.workload)
     limit = several.slo["ttft_s"] + several.slo["tpot_s"] * (output - 1)
     requests = requests_of(several)
-    results: list[tuple[float, int, str, tuple[Placed, ...]]] = []
+    results: list[tuple[float, int, str, tuple[ModelGroup, ...]]] = []
     attempts = 0
     most_op = min(several.cluster.gpus_per_node, 8)
     for count, op, pp in group_layouts(several.cluster.n_gpus, most_op):
@@ -110,7 +110,7 @@ def search_alpaserve(several: Several) -> Grouping:
         attempts += placement.attempts
         words = f"{count} groups of tp{op} pp{pp}"
         groups = tuple(
-            Placed(op * pp, f"tp{op} pp{pp}", tuple(several.models[m].name for m in sorted(placed)))
+            ModelGroup(op * pp, f"tp{op} pp{pp}", tuple(several.models[m].name for m in sorted(placed)))
             for placed in placement.groups
         )
         results.append((placement.attainment, -count * op * pp, words, groups))
@@ -142,9 +142,9 @@ def search_muxserve(several: Several) -> Grouping:
     """Meshes of 1, 2, 4, 8 GPUs and the models that share each. Raises SpecError."""
     mux_placement, _ = meshes(several)
 
-    def placed(those: Sequence[Mesh]) -> tuple[Placed, ...]:
+    def placed(those: Sequence[Mesh]) -> tuple[ModelGroup, ...]:
         return tuple(
-            Placed(
+            ModelGroup(
                 mesh.gpus,
                 " ".join(f"{several.models[m].name} {share:g} %" for m, share in mesh.models) or "idle",
                 tuple(several.models[m].name for m, _ in mesh.models),

@@ -40,27 +40,8 @@ RATIO_LOOKS = 8  # steps after which admission by ratio is tried again; engines 
 class Replica:
     """One engine instance. `next_ns` is when its current event ends; call `advance` then."""
 
-    __slots__ = (
-        "_beside",
-        "_chunks",
-        "_clock",
-        "_length",
-        "_mixes",
-        "_mode",
-        "_run",
-        "admission",
-        "adopted",
-        "batch",
-        "cache",
-        "coming",
-        "load",
-        "next_ns",
-        "on_first",
-        "pool",
-        "rules",
-        "tally",
-        "times",
-    )
+    __slots__ = ("_beside", "_chunks", "_clock", "_length", "_mixes", "_mode", "_run", "admission", "adopted",
+        "batch", "cache", "coming", "load", "next_ns", "on_first", "pool", "rules", "tally", "times")  # fmt: skip
 
     def __init__(
         self,
@@ -86,9 +67,8 @@ class Replica:
         self.adopted: list[Sequence] = []  # prompts from elsewhere that join at the next step
         self.coming = 0  # of which, and of those still on their way, blocks are held
         self._mixes = rules.batching == "mixed"
-        self._clock = 0  # ticks: start of the current event
         self._mode = IDLE
-        self._length = 0  # ticks of the current event
+        self._clock = self._length = 0  # ticks: start of the current event, and how long it is
         self._run: tuple[int, int, int] = (0, 0, 0)  # steps, first, growth per step
         self._chunks: Chunks = []
         self._beside = 0  # sequences that decode in a mixed step
@@ -155,12 +135,11 @@ class Replica:
         if len(self.batch.running) >= rules.max_num_seqs:
             return
         if queue.gate is not None:
-            self._come_to(queue.gate, at)
-        elif len(waiting) <= rules.gather:
-            if rules.gather == 1 or len(waiting) == rules.gather:
-                self._cut(done, looking=queue.polls and not queue.seen)
-            elif len(waiting) == 1:
-                self._cut(done, rules.gather_steps)
+            self._come_to(queue.gate, done)
+        elif len(waiting) == rules.gather:
+            self._cut(done, looking=queue.polls and not queue.seen)
+        elif len(waiting) == 1:
+            self._cut(done, rules.gather_steps)
 
     def cut(self, now_ns: int) -> None:
         """A run ends with the step under way: somebody else joins, or leaves."""
@@ -214,10 +193,8 @@ class Replica:
         else:
             self._mode, self.next_ns = IDLE, NEVER
 
-    def _come_to(self, gate: RankGate, at: int) -> None:
-        """A request comes at `at` (ticks) during a run, and waits for other ranks: the run ends when it may go in."""
-        _, first, growth = self._run
-        done = steps_until(at - self._clock + 1, first, growth)
+    def _come_to(self, gate: RankGate, done: int) -> None:
+        """A request comes during step `done` of a run, and waits for other ranks: the run ends when it may go in."""
         if gate.ready:
             self._cut(done)
         elif len(self.admission.waiting) == 1:
@@ -230,10 +207,8 @@ class Replica:
         self._beside = beside
         if beside:
             self.pool.take(due)
-        shapes, done = [], 0
-        for sequence, n in chunks:
-            shapes.append((n, sequence.computed))
-            done += sequence.computed + n == sequence.known
+        shapes = [(n, sequence.computed) for sequence, n in chunks]
+        done = sum(sequence.computed + n == sequence.known for sequence, n in chunks)
         length = self.times.mixed(beside, batch.context_sum + beside, shapes, done) + self.admission.swap_in_ticks
         self.admission.swap_in_ticks = 0
         if self.cache.slots is not None:
@@ -256,16 +231,13 @@ class Replica:
         count = len(batch.running)
         line = self.times.decode(count)
         first, growth, steps = straight(line, batch.context_sum + count, count, batch.next_end - at)
-        if queue.waiting:
-            if count < rules.max_num_seqs:
-                if rules.lag and queue.too_late(queue.waiting[0], count):
-                    steps = 1
-                if rules.reserve == "ratio":
-                    steps = min(steps, RATIO_LOOKS)  # what admission expects of the running falls from step to step
-            if queue.polls and queue.unseen():  # whatever they wait for, nobody looks before
-                steps = min(steps, -(at - queue.received) % rules.receive_steps)
-            elif queue.gather_until >= 0:
-                steps = min(steps, queue.gather_until - at)
+        if queue.waiting and count < rules.max_num_seqs:
+            if rules.lag and queue.too_late(queue.waiting[0], count):
+                steps = 1
+            if rules.reserve == "ratio":
+                steps = min(steps, RATIO_LOOKS)  # what admission expects of the running falls from step to step
+        if queue.polls and queue.waiting and queue.unseen():  # whatever they wait for, nobody looks before
+            steps = min(steps, -(at - queue.received) % rules.receive_steps)
         elif queue.gather_until >= 0:
             steps = min(steps, queue.gather_until - at)
         if count * (steps // size + 1) > free:
@@ -355,8 +327,7 @@ class Replica:
         count = len(batch.running)
         clock = self._clock = self._clock + length
         queue.last_start = clock - first - growth * (steps - 1)
-        blocks = batch.due[-batch.steps % self.rules.block_size] if steps == 1 else batch.blocks_for(steps)
-        if blocks:
+        if blocks := batch.due[-batch.steps % self.rules.block_size] if steps == 1 else batch.blocks_for(steps):
             pool.take(blocks)
         batch.steps += steps
         batch.context_sum += steps * count

@@ -18,11 +18,11 @@ from typing import final
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.disaggregated.pools import Pools
 from windtunnel.studies.serving.disaggregated.units import Unit, unfinished
-from windtunnel.studies.serving.loop import Loop, Rejected, rejected
+from windtunnel.studies.serving.loop import Loop, Rejection, rejected
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.shared_pool.scaling import Scaler
-from windtunnel.studies.serving.shared_pool.spec import Pool, Served
+from windtunnel.studies.serving.shared_pool.spec import Pool, PooledDeployment
 from windtunnel.studies.serving.workload.clients import client_of
 
 STEP, LOST, NOTICED, GAINED, READY, LOOK, ARRIVAL = range(7)
@@ -53,7 +53,7 @@ class Run:
     """What came of one model."""
 
     sent: list[Sequence] = field(default_factory=list)
-    refused: list[Rejected] = field(default_factory=list)
+    refused: list[Rejection] = field(default_factory=list)
     instances: list[Instance] = field(default_factory=list)
     moved: int = 0  # requests that lost their machine and went on elsewhere
     lost_replicas: int = 0
@@ -183,7 +183,7 @@ class SharedPool:
                     self._start(model, served, group, first)
                     lacking -= 1
 
-    def _start(self, model: int, served: Served, group: str, first: bool) -> None:
+    def _start(self, model: int, served: PooledDeployment, group: str, first: bool) -> None:
         engine = served.engines[group]
         replica = engine.replica()
         number = self._loop.add(replica, STEP)

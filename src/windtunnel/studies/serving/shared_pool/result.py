@@ -17,7 +17,7 @@ from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import hand_on, summarise
 from windtunnel.studies.serving.shared_pool.loop import Instance, Run, SharedPool
-from windtunnel.studies.serving.shared_pool.spec import Group, Pool, Served, read_pool
+from windtunnel.studies.serving.shared_pool.spec import Group, Pool, PooledDeployment, read_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _use(group: Group, instances: list[Instance], end_ns: int) -> GroupUse:
     )
 
 
-def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
+def _of_model(pool: Pool, served: PooledDeployment, run: Run, end_ns: int) -> PooledModel:
     first = next(iter(served.engines.values()))
     units = [instance.replica for instance in run.instances] or [first.replica()]
     servers = [replica for unit in units for replica in replicas_of(unit)]

@@ -53,7 +53,7 @@ DEPLOYMENT = {field.name for field in dataclasses.fields(Deployment) if field.na
 
 
 @part
-class Asked:
+class RequestStream:
     """Requests, and how they come."""
 
     requests: Annotated[Lengths | Trace, OneOf()]
@@ -83,7 +83,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class PooledDeployment:
     """A model: how it is deployed on each of its groups, how many replicas, and its load.
 
     With `prefill` and `decode` a replica is both pools together.
@@ -109,7 +109,7 @@ class Pool:
     """The whole file."""
 
     groups: Mapping[str, Group]
-    models: tuple[Served, ...]
+    models: tuple[PooledDeployment, ...]
 
 
 def read_pool(path: Path) -> Pool:
@@ -139,7 +139,7 @@ def _group(name: str, body: object) -> Group:
     return Group(name, cluster, hour, nanoseconds(body.get("notice", 0), f"{where}.notice"), gpus)
 
 
-def _served(name: str, body: object, groups: Mapping[str, Group], folder: Path) -> Served:
+def _served(name: str, body: object, groups: Mapping[str, Group], folder: Path) -> PooledDeployment:
     where = f"models.{name}"
     body = mapping_at(body, where)
     known_keys(body, (*MODEL, *sorted(DEPLOYMENT)), where)
@@ -167,7 +167,7 @@ def _served(name: str, body: object, groups: Mapping[str, Group], folder: Path) 
     if router == "prefix-aware" and body.get("prefill") is not None:
         raise SpecError(f"{where}.router", router, "looks into replicas that do both: use least-loaded or round-robin")
     slo = body.get("slo")
-    return Served(
+    return PooledDeployment(
         name,
         engines,
         scaling.least if scaling else whole(body.get("replicas", 1), f"{where}.replicas", 1, 10_000),
@@ -220,7 +220,7 @@ def workload_of(body: Mapping[str, object], where: str, folder: Path) -> Workloa
     seed = requests.pop("seed", 0)
     load = {name: requests.pop(name) for name in ("rate", "cv", "concurrency", "waves") if name in requests}
     try:
-        parts = read_part(Asked, {"requests": requests, "load": load})
+        parts = read_part(RequestStream, {"requests": requests, "load": load})
     except SpecError as error:
         raise SpecError(f"{where}.{error.field.rpartition('.')[2]}", error.value, error.remedy) from None
     check_load(parts.requests, parts.load)

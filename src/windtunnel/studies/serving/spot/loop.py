@@ -23,21 +23,21 @@ from typing import final
 
 from windtunnel.physics.engine.machine import At, Cancel, run
 from windtunnel.studies.serving.spot.dispatch import Queue
-from windtunnel.studies.serving.spot.mapping import Position, map_positions, missing_layers, positions_of
-from windtunnel.studies.serving.spot.reconfigure import Choice, Received, choose, migrate
-from windtunnel.studies.serving.spot.served import Machine, Served, choices_of
+from windtunnel.studies.serving.spot.mapping import Position, map_positions, positions_of
+from windtunnel.studies.serving.spot.models import Machine, SpotModel, choices_of
+from windtunnel.studies.serving.spot.reconfigure import Choice, choose, migrate, receipts
 from windtunnel.studies.serving.spot.state import (
     NS,
     PLACES,
     TRAITS,
     Batch,
     Change,
-    Happens,
     Move,
-    Played,
     Policy,
     Replica,
     ServerRules,
+    SpotEvent,
+    SpotOutcome,
     Traits,
 )
 
@@ -52,7 +52,7 @@ WORTH = 1.2  # throughput gained for which the load alone changes a layout, no m
 class SpotServing:
     """The state machine."""
 
-    model: Served
+    model: SpotModel
     machine: Machine
     traits: Traits
     arrivals_s: Sequence[float]
@@ -92,9 +92,9 @@ class SpotServing:
 
     # ------------------------------------------------------------------------------------------------ the events
 
-    def handle(self, now_ns: int, event: Happens) -> list[At[Happens] | Cancel]:
+    def handle(self, now_ns: int, event: SpotEvent) -> list[At[SpotEvent] | Cancel]:
         """What follows from one event; nothing where all are answered: what machines do then is not the policy's."""
-        actions: list[At[Happens] | Cancel] = []
+        actions: list[At[SpotEvent] | Cancel] = []
         if len(self.ended_ns) == len(self.arrivals_s):
             return actions
         if event.kind == "arrive":
@@ -126,7 +126,7 @@ class SpotServing:
         self._start(now_ns, actions)
         return actions
 
-    def _watch_load(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _watch_load(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         """SpotServe changes its layout for the load as well: where the queue outgrows what the layout can do."""
         if self.rules.plan is not None or not self.traits.migrates or self.move is not None:
             return
@@ -136,15 +136,15 @@ class SpotServing:
             return
         better = self._choose(len(self.usable), now_ns)
         if better is not None and better.throughput_per_s > WORTH * self.layout.throughput_per_s:
-            actions.append(At(now_ns, Happens("stop"), STOP, "stop"))
+            actions.append(At(now_ns, SpotEvent("stop"), STOP, "stop"))
 
-    def _noticed(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _noticed(self, now_ns: int, machine: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         if machine not in self.usable:
             self.never.add(machine)  # not launched yet
             return
         self.usable.discard(machine)
         self.doomed[machine] = self.leaves_ns.get(machine, now_ns + round(self.grace_s * NS))
-        actions.append(At(self.doomed[machine], Happens("gone", machine)))
+        actions.append(At(self.doomed[machine], SpotEvent("gone", machine)))
         if not self.traits.migrates:
             return
         if self.move is None:
@@ -152,7 +152,7 @@ class SpotServing:
         elif not self._can_end(self.move):
             self._migrate(now_ns, actions)
 
-    def _machine_gone(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _machine_gone(self, now_ns: int, machine: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         hit = self._touches(machine)
         self.doomed.pop(machine, None)
         self.positions = {gpu: at for gpu, at in self.positions.items() if gpu // PLACES != machine}
@@ -170,7 +170,7 @@ class SpotServing:
         elif hit:  # no layout was found in time
             self._migrate(now_ns, actions)
 
-    def _came(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _came(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         if self.move is not None:
             if now_ns == self.move.begun_ns and self.move.from_storage:
                 self._from_storage(now_ns, actions)  # machines that come together load together
@@ -186,22 +186,22 @@ class SpotServing:
             if better is None or (better.layout, better.batch) == (self.layout.layout, self.layout.batch):
                 return
             if self.traits.migrates:
-                actions.append(At(now_ns, Happens("stop"), STOP, "stop"))
+                actions.append(At(now_ns, SpotEvent("stop"), STOP, "stop"))
             elif self.rules.plan is not None or self.layout.throughput_per_s < self._rate(now_ns):
                 self._from_storage(now_ns, actions)
 
     # -------------------------------------------------------------------------------------- stopping and going on
 
-    def _stop_in_time(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _stop_in_time(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         """Stop so that all is over before the first machine that serves goes, were every cache full by then."""
         plan, first = self._choose(len(self.usable), now_ns), self._leaves_ns()
         if plan is None or self.layout is None or first == NEVER_NS:
             return
         full = self.layout.batch * (self.model.prompt + self.model.output) * self.model.kv_token_bytes
         move = self._move(now_ns, plan, dict.fromkeys(self.replicas, full))
-        actions.append(At(max(now_ns, first - (move.done_ns - now_ns)), Happens("stop"), STOP, "stop"))
+        actions.append(At(max(now_ns, first - (move.done_ns - now_ns)), SpotEvent("stop"), STOP, "stop"))
 
-    def _migrate(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _migrate(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         """SpotServe's migration begins, or begins anew because a machine that it needs will go."""
         plan = self._choose(len(self.usable), now_ns)
         if plan is None:
@@ -237,7 +237,7 @@ class SpotServing:
                 self._interrupt(now_ns, number, actions)
         self._pause(now_ns, move, actions)
 
-    def _from_storage(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _from_storage(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         """Everything loads from storage again."""
         plan = self._choose(len(self.usable), now_ns)
         if plan is None:
@@ -251,12 +251,12 @@ class SpotServing:
         machines = frozenset(self.usable)
         self._pause(now_ns, Move(plan, targets, {}, now_ns, end, end, 0.0, machines, True), actions)
 
-    def _pause(self, now_ns: int, move: Move, actions: list[At[Happens] | Cancel]) -> None:
+    def _pause(self, now_ns: int, move: Move, actions: list[At[SpotEvent] | Cancel]) -> None:
         self.move = move
         self.stopped_ns = now_ns if self.stopped_ns < 0 else self.stopped_ns
-        actions += [Cancel("stop"), At(move.serving_ns, Happens("resume"), RESUME, "resume")]
+        actions += [Cancel("stop"), At(move.serving_ns, SpotEvent("resume"), RESUME, "resume")]
 
-    def _without_layout(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _without_layout(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         """Too few machines for any layout: what serves goes on until it is lost; then all wait for machines."""
         if self.move is None and self.replicas:
             return
@@ -272,7 +272,7 @@ class SpotServing:
         self.paused_s += (now_ns - self.stopped_ns) / NS
         self.stopped_ns, self.move = -1, None
 
-    def _resume(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _resume(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         move = self.move
         assert move is not None, "goes on without having stopped"
         self._go_on(now_ns)
@@ -296,7 +296,7 @@ class SpotServing:
             self.has_served |= machines
             self._next_replica += 1
 
-    def _start(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _start(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         if self.move is not None or self.layout is None:
             return
         _, pipeline, tensor = self.layout.layout
@@ -309,9 +309,9 @@ class SpotServing:
                 batch.begun_ns = now_ns
                 batch.token_s = self.model.token_s(pipeline, tensor, len(batch.requests))
                 left = batch.prompt_s + batch.token_s * (self.model.output - batch.tokens)
-                actions.append(At(now_ns + round(left * NS), Happens("done", number), key=("done", number)))
+                actions.append(At(now_ns + round(left * NS), SpotEvent("done", number), key=("done", number)))
 
-    def _interrupt(self, now_ns: int, number: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _interrupt(self, now_ns: int, number: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         self.queue.take_back(self.replicas[number])
         batch = self.replicas[number].batch
         if batch is not None:
@@ -320,12 +320,11 @@ class SpotServing:
             self.replicas[number].batch = None
             actions.append(Cancel(("done", number)))
 
-    def _more_replicas(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _more_replicas(self, now_ns: int, actions: list[At[SpotEvent] | Cancel]) -> None:
         """Re-routing: replicas out of machines that serve none, several on one where they are smaller than it."""
         if self.layout is None:
             return
-        _, pipeline, tensor = self.layout.layout
-        size, gpus = pipeline * tensor, self.machine.gpus
+        size, gpus = self.layout.replica_gpus, self.machine.gpus
         need, each = -(-size // gpus), max(1, gpus // size)
         busy = {m for replica in self.replicas.values() for m in replica.machines}
         free = sorted(self.usable - busy)
@@ -334,7 +333,7 @@ class SpotServing:
             opens = now_ns + round(self._load_s(self.layout, machines) * NS)
             for _ in range(each):
                 self.replicas[self._next_replica] = Replica(machines, open=False)
-                actions.append(At(opens, Happens("open", self._next_replica)))
+                actions.append(At(opens, SpotEvent("open", self._next_replica)))
                 self._next_replica += 1
                 self.loaded += 1
             self.has_served |= machines
@@ -352,7 +351,7 @@ class SpotServing:
 
     def _whole_machines(self, choice: Choice) -> bool:
         """Re-routing shares no machine between replicas that have others too."""
-        size, gpus = choice.layout[1] * choice.layout[2], self.machine.gpus
+        size, gpus = choice.replica_gpus, self.machine.gpus
         return size % gpus == 0 or gpus % size == 0
 
     def _rate(self, now_ns: int) -> float:
@@ -383,9 +382,8 @@ class SpotServing:
         if move.from_storage:
             return True
         assert self.layout is not None
-        _, pipeline, tensor = self.layout.layout
         slices = {at[1:] for gpu, at in self.positions.items() if self._there_at((gpu // PLACES,), move.done_ns)}
-        return len(slices) == pipeline * tensor
+        return len(slices) == self.layout.replica_gpus
 
     def _move(self, now_ns: int, plan: Choice, cached: Mapping[int, float]) -> Move:
         """Going over to `plan` now, with the fullest caches of these, bytes by replica."""
@@ -400,15 +398,7 @@ class SpotServing:
         gpus = self._gpus()
         old_positions = [self.positions.get(gpu) for gpu in gpus]
         migration = map_positions(old_positions, old, new, model.weight_bytes, cache, ranks)
-        received = [
-            Received(
-                migration.received_cache[place],
-                *missing_layers(
-                    old_positions[migration.gpu_of[place]], old, wanted, new, model.layers, model.weight_bytes
-                ),
-            )
-            for place, wanted in enumerate(migration.positions)
-        ]
+        received = receipts(migration, old_positions, old, new, model.layers, model.weight_bytes)
         pass_s = model.token_s(new[1], new[2], 1)
         schedule = migrate(received, self.machine.network_bytes_per_s / self.machine.gpus, pass_s / model.layers)
         return Move(
@@ -424,13 +414,13 @@ class SpotServing:
 
     def _load_s(self, plan: Choice, machines: Collection[int]) -> float:
         """The weights of a machine's GPUs from storage, after a launch where processes are left from before."""
-        of_gpu = self.model.weight_bytes / (plan.layout[1] * plan.layout[2])
+        of_gpu = self.model.weight_bytes / plan.replica_gpus
         launch_s = self.machine.launch_s if self.has_served & set(machines) else 0.0
         return launch_s + self.machine.gpus * of_gpu / self.machine.storage_bytes_per_s
 
 
 def play(
-    model: Served,
+    model: SpotModel,
     machine: Machine,
     policy: Policy,
     arrivals_s: Sequence[float],
@@ -439,21 +429,21 @@ def play(
     grace_s: float = 30.0,
     horizon_s: float = 4 * 3600.0,
     rules: ServerRules | None = None,
-) -> Played:
+) -> SpotOutcome:
     """All requests through one policy. `machines` are there at the start: 0, 1, ...; `changes` name others or these."""
     leaves = {change.machine: round(change.gone_s * NS) for change in changes if change.gone_s is not None}
     serving = SpotServing(
         model, machine, TRAITS[policy], arrivals_s, grace_s, tuple(range(machines)), leaves, rules or ServerRules()
     )
-    start = [At(round(at * NS), Happens("arrive", number)) for number, at in enumerate(arrivals_s)]
+    start = [At(round(at * NS), SpotEvent("arrive", number)) for number, at in enumerate(arrivals_s)]
     for change in changes:
         at = change.at_s + (machine.launch_s if change.comes else 0.0)  # a new machine launches beside those that serve
-        start.append(At(round(at * NS), Happens("ready" if change.comes else "notice", change.machine), LEARN))
+        start.append(At(round(at * NS), SpotEvent("ready" if change.comes else "notice", change.machine), LEARN))
     run(serving.handle, start, until_ns=round(horizon_s * NS))
     latency = tuple(
         serving.ended_ns[number] / NS - at if number in serving.ended_ns else float("inf")
         for number, at in enumerate(arrivals_s)
     )
-    return Played(
+    return SpotOutcome(
         latency, serving.reconfigurations, serving.recomputed, serving.moved, serving.paused_s, serving.loaded
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.serving.spot.mapping import Layout
+from windtunnel.studies.serving.spot.mapping import Layout, Migration, Position, missing_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,14 @@ class Choice:
     latency_s: float
 
     @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.layout[1] * self.layout[2]
+
+    @property
     def gpus(self) -> int:
-        """It takes."""
-        data, pipeline, tensor = self.layout
-        return data * pipeline * tensor
+        """GPUs of all replicas."""
+        return self.layout[0] * self.replica_gpus
 
 
 def choose(
@@ -44,12 +48,27 @@ def choose(
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class Receipt:
     """What one GPU has to receive: bytes of cache, then those of each of its layers, the first of which is `front`."""
 
     cache_bytes: float
     front: int  # of the whole model, from 0
     layer_bytes: Sequence[float]
+
+
+def receipts(
+    migration: Migration,
+    positions: Sequence[Position | None],
+    old: Layout,
+    new: Layout,
+    layers: int,
+    weight_bytes: float,
+) -> list[Receipt]:
+    """What each GPU of a new layout has to receive, of GPUs at `positions` of the old one."""
+    return [
+        Receipt(cache, *missing_layers(positions[gpu], old, wanted, new, layers, weight_bytes))
+        for cache, gpu, wanted in zip(migration.received_cache, migration.gpu_of, migration.positions, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +79,7 @@ class Schedule:
     done_s: float
 
 
-def migrate(received: Iterable[Received], bytes_per_s: float, layer_s: float) -> Schedule:
+def migrate(received: Iterable[Receipt], bytes_per_s: float, layer_s: float) -> Schedule:
     """Layer-wise migration, all GPUs at once: cache first, then layers from the front.
 
     Serving goes on as soon as no layer is late for the first pass, which takes `layer_s` for each.

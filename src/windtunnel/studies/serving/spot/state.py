@@ -32,7 +32,7 @@ PLACES = 64  # a GPU is its machine times this, and its place there
 
 
 @dataclass(frozen=True, slots=True)
-class Happens:
+class SpotEvent:
     """One event: `which` request, machine or replica."""
 
     kind: Kind
@@ -53,7 +53,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class SpotOutcome:
     """What came of it. Latencies in seconds, by request; infinite where one was never answered."""
 
     latency_s: tuple[float, ...]

@@ -30,8 +30,8 @@ from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import QUANTILES
 from windtunnel.studies.serving.run import sources_of
 from windtunnel.studies.serving.spot.loop import play
-from windtunnel.studies.serving.spot.served import NETWORK_SHARE, Machine, Priced, choices_of
-from windtunnel.studies.serving.spot.state import Change, Played, Policy
+from windtunnel.studies.serving.spot.models import NETWORK_SHARE, CatalogueModel, Machine, choices_of
+from windtunnel.studies.serving.spot.state import Change, Policy, SpotOutcome
 from windtunnel.studies.serving.workload.requests import Workload
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -149,7 +149,7 @@ class SpotServing(Answer):
         return {"machines": self.trace, "step times": list(self.sources)}
 
 
-def _served(played: Played, span_s: float, output: int, gpu_seconds: float, gpu_hour: float | None) -> SpotServed:
+def _served(played: SpotOutcome, span_s: float, output: int, gpu_seconds: float, gpu_hour: float | None) -> SpotServed:
     latency = np.array(played.latency_s)
     done = int(np.isfinite(latency).sum())
     marks = (float(latency.mean()), *(float(np.percentile(latency, q, method="higher")) for _, q in QUANTILES))
@@ -228,7 +228,7 @@ def play_policies(
     names = _policies(policies)
     arrivals, prompt, output, warnings = _requests(workload)
     _check(cluster, deployment, there, notice_s, usd_per_gpu_hour)
-    priced = Priced(model, cluster, deployment, prompt, output)
+    priced = CatalogueModel(model, cluster, deployment, prompt, output)
     machine = Machine(
         gpus=cluster.gpus_per_node,
         network_bytes_per_s=NETWORK_SHARE * cluster.scale_out.bandwidth_bytes_per_s * cluster.gpus_per_node,

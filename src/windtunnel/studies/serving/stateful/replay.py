@@ -64,7 +64,7 @@ class Replicas:
 
 
 @dataclass(slots=True)
-class Seen:
+class SessionRecord:
     """What became of a session."""
 
     began_s: float = math.nan
@@ -75,10 +75,10 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Replayed:
+class PolicyOutcome:
     """What a policy did."""
 
-    sessions: list[Seen]
+    sessions: list[SessionRecord]
     replica_seconds: float = 0.0
     ideal_seconds: float = 0.0  # were sessions spread without remainder over warm replicas that come at once
     moved_bytes: float = 0.0
@@ -98,7 +98,7 @@ class _Replica:
     changed: bool = False  # its next end is another than was said
 
 
-def replay(arrivals: Sequence[Arrival], replicas: Replicas, policy: Policy) -> Replayed:
+def replay(arrivals: Sequence[Arrival], replicas: Replicas, policy: Policy) -> PolicyOutcome:
     """Serve all of them. `arrivals` in order of time."""
     machine = _Machine(arrivals, replicas, policy)
     comes = [machine.after(arrival.at_s, ("arrives", number, -1)) for number, arrival in enumerate(arrivals)]
@@ -116,7 +116,7 @@ class _Machine:
         self.left = [float(arrival.tokens) for arrival in arrivals]
         self.waiting: deque[int] = deque()
         self.sent: list[At[Event]] = []  # sessions that have just begun to move
-        self.replayed = Replayed([Seen() for _ in arrivals], most_replicas=rules.first)
+        self.replayed = PolicyOutcome([SessionRecord() for _ in arrivals], most_replicas=rules.first)
         self.done = 0
 
     def after(self, wait_s: float, event: Event, key: int | None = None) -> At[Event]:

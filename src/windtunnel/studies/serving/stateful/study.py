@@ -21,7 +21,7 @@ from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.parts import assumed, workload_of
 from windtunnel.studies.serving.run import sources_of
 from windtunnel.studies.serving.stateful.placing import Room
-from windtunnel.studies.serving.stateful.replay import POLICIES, Arrival, Policy, Replayed, Replicas, replay
+from windtunnel.studies.serving.stateful.replay import POLICIES, Arrival, Policy, PolicyOutcome, Replicas, replay
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.study import checkpoint_of, priced
 from windtunnel.studies.serving.workload.requests import Workload
@@ -106,7 +106,7 @@ def sessions_of(engine: Engine, load: Workload) -> tuple[float, list[Arrival]]:
     return base, arrivals
 
 
-def figures(run: Replayed, arrivals: list[Arrival], tpot_s: float) -> dict[str, float | int]:
+def figures(run: PolicyOutcome, arrivals: list[Arrival], tpot_s: float) -> dict[str, float | int]:
     """A policy in numbers; seconds from when a session comes."""
     both = list(zip(run.sessions, arrivals, strict=True))
     took = np.array([seen.ended_s - arrival.at_s for seen, arrival in both])

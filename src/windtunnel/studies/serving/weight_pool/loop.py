@@ -47,7 +47,7 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class PoolOutcome:
     """By request, in the order in which they were sent; infinite where it was still under way at the end."""
 
     latency_s: tuple[float, ...]
@@ -167,7 +167,7 @@ def play_pool(
     arrivals_s: Sequence[float] | None = None,
     in_flight: int = 0,
     until_s: float | None = None,
-) -> Answered:
+) -> PoolOutcome:
     """Requests for `model_of[i]` through one system: an open loop at `arrivals_s`, or `in_flight` at a time."""
     assert (arrivals_s is None) != (in_flight == 0), "arrivals or a number in flight, not both"
     machine = _Machine(system, servers, models, model_of)
@@ -182,4 +182,4 @@ def play_pool(
     never = float("inf")
     ended = [machine.ended_ns[number] / NS if number in machine.ended_ns else never for number in order]
     latency = [end - machine.sent_ns[number] / NS for number, end in zip(order, ended, strict=True)]
-    return Answered(tuple(latency), tuple(ended), machine.loads, machine.hits)
+    return PoolOutcome(tuple(latency), tuple(ended), machine.loads, machine.hits)

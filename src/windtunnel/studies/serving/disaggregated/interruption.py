@@ -1,4 +1,4 @@
-"""Two pools looked at or disturbed in the middle of an event, as `replica.interrupted` does for one replica.
+"""Two pools looked at or disturbed in the middle of an event, as `replica.interruption` does for one replica.
 
 A client has the first token when the copy of the cache ends, so a request is without tokens while its prompt waits to
 be pulled or is on its way. A copy that nobody waits for any more ends all the same; then both sides are free.
@@ -7,7 +7,7 @@ be pulled or is on its way. A copy that nobody waits for any more ends all the s
 from __future__ import annotations
 
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
-from windtunnel.studies.serving.replica import interrupted
+from windtunnel.studies.serving.replica import interruption
 from windtunnel.studies.serving.replica.handover import give_up, hand_back
 from windtunnel.studies.serving.replica.sequence import Sequence
 
@@ -20,7 +20,7 @@ def step_ends_ns(server: Disaggregated, now_ns: int) -> int:
 def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
     """A client hangs up: forget its request; True if it was there."""
     for place, replica in enumerate((*server.prefill, *server.decode)):
-        if interrupted.cancel(replica, index, now_ns):
+        if interruption.cancel(replica, index, now_ns):
             server.look_again(place, now_ns)
             return True
     for ready in server.ready:
@@ -43,11 +43,11 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
 
 def unfinished(server: Disaggregated, now_ns: int) -> list[Sequence]:
     """What goes with the machines: every request, with the tokens that its client has, to be computed elsewhere."""
-    sequences = [sequence for replica in server.decode for sequence in interrupted.unfinished(replica, now_ns)]
+    sequences = [sequence for replica in server.decode for sequence in interruption.unfinished(replica, now_ns)]
     sequences += [sequence for replica in server.decode for sequence in _homeless(replica.adopted, 1)]
     moving = [sequence for sequence in server.copying if sequence.index not in server.unwanted]
     sequences += _homeless(moving, 0) + _homeless([sequence for sequence, _, _ in server.ready], 0)
-    sequences += [sequence for replica in server.prefill for sequence in interrupted.unfinished(replica, now_ns)]
+    sequences += [sequence for replica in server.prefill for sequence in interruption.unfinished(replica, now_ns)]
     server.stop()
     return sequences
 

@@ -38,7 +38,7 @@ class Machine:
     launch_s: float = 30.0  # process, CUDA contexts, communicators, before any weight
 
 
-class Served(Protocol):
+class SpotModel(Protocol):
     """A model at one length of prompts and answers."""
 
     @property
@@ -75,12 +75,12 @@ class Served(Protocol):
         """Whether every GPU has room for its part of the weights and of a full batch's cache."""
 
 
-def latency_s(model: Served, pipeline: int, tensor: int, batch: int) -> float:
+def latency_s(model: SpotModel, pipeline: int, tensor: int, batch: int) -> float:
     """From a batch's start to its end; stages of a pipeline follow each other."""
     return model.prompt_s(pipeline, tensor, batch) + model.output * model.token_s(pipeline, tensor, batch)
 
 
-def choices_of(model: Served, most_gpus: int, most_batch: int = 8) -> Iterator[Choice]:
+def choices_of(model: SpotModel, most_gpus: int, most_batch: int = 8) -> Iterator[Choice]:
     """Layouts (data, pipeline, tensor) with batches of 1, 2, 4, ... that fit `most_gpus`."""
     for tensor in model.tensors:
         for pipeline in range(1, most_gpus // tensor + 1):
@@ -96,7 +96,7 @@ def choices_of(model: Served, most_gpus: int, most_batch: int = 8) -> Iterator[C
 
 
 @dataclass(frozen=True, eq=False)
-class Priced:
+class CatalogueModel:
     """A model of the catalogue on GPUs of a cluster: step times and memory of `serve`, whatever its parallel sizes."""
 
     model: Model

@@ -15,7 +15,7 @@ from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions.asked.serve.parts import Lengths, Open
 from windtunnel.studies.serving import Deployment, engine_of
 from windtunnel.studies.serving.parts import workload_of
-from windtunnel.studies.serving.spot.served import Priced
+from windtunnel.studies.serving.spot.models import CatalogueModel
 from windtunnel.studies.serving.spot.study import Availability
 
 EVENTS = "time_s,event,node\n0,add,a\n0,add,b\n0,add,c\n60,remove,a\n100,add,d\n150,remove,b\n"
@@ -83,7 +83,7 @@ def test_machines_come_under_numbers_of_their_own_and_have_notice_before_they_go
 
 def test_steps_and_memory_are_those_of_serve() -> None:
     model, cluster = load_model("llama-3.1-70b"), parse_cluster("h100-sxm:8")
-    priced = Priced(model, cluster, Deployment(), 1000, 200)
+    priced = CatalogueModel(model, cluster, Deployment(), 1000, 200)
     engine = engine_of(model, cluster, Deployment(tp=4))
     assert priced.token_s(1, 4, 8) == engine.times.decode(8).at(8 * 1100) / 1024e9
     for tensor in (1, 2, 4):

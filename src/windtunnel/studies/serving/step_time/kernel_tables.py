@@ -37,7 +37,7 @@ OUTSIDE = ("embedding", "final_layernorm")  # once per step
 
 
 @dataclass(frozen=True, eq=False)
-class GivenPrices:
+class TablePrices:
     """Seconds from measured kernels; the shape of `times.Prices`."""
 
     layers: int
@@ -95,9 +95,9 @@ class GivenPrices:
         return 0.0
 
 
-def given_prices(
+def table_prices(
     path: Path, model: Model, deployment: Deployment, cluster: Cluster, framework: str = "vllm", release: str = ""
-) -> GivenPrices:
+) -> TablePrices:
     """Read the tables of a folder, or those beside a file: any CSV with the columns above is recognised by them.
 
     Rows of other GPUs, models or tensor-parallel sizes are passed over where such columns are there.
@@ -117,7 +117,7 @@ def given_prices(
     experts = tuple((line, 1) for (table, _), line in lines.items() if table == "moe")
     decode, prompt, together = _attention(path, attention)
     kernels = inference_kernels(cluster, framework, release)
-    return GivenPrices(
+    return TablePrices(
         model.n_layers,
         model.hidden_size,
         deployment.tp,

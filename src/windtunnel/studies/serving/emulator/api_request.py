@@ -58,7 +58,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ApiRequest:
     """One request of the API."""
 
     route: Route
@@ -74,7 +74,7 @@ class Asked:
     echoed: Mapping[str, object] | None = None  # of a response: the fields that it repeats
 
 
-def read(raw: bytes, route: Route, served: tuple[str, ...], longest: int, block_size: int) -> Asked:
+def read(raw: bytes, route: Route, served: tuple[str, ...], longest: int, block_size: int) -> ApiRequest:
     """What a body asks for, of a server of the models `served`. Raises ApiError.
 
     `longest`: tokens that prompt and answer may have together. `block_size` 0: prompts get no names.
@@ -119,7 +119,7 @@ def read(raw: bytes, route: Route, served: tuple[str, ...], longest: int, block_
     if least > most:
         raise ApiError(400, f"min_tokens {least} is more than max_tokens {most}", param="min_tokens")
     names = names_of(content, width, tokens, block_size) if block_size else ()
-    return Asked(
+    return ApiRequest(
         route=route,
         prompt=tokens,
         most=most,

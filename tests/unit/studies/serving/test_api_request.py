@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.studies.serving.emulator.asked import ApiError, read, tokenized
+from windtunnel.studies.serving.emulator.api_request import ApiError, read, tokenized
 from windtunnel.studies.serving.emulator.tokens import in_blocks
 
 
