@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
-    from windtunnel.real.techniques.offload.windowed import Windowed, apply
+    from windtunnel.real.techniques.offload.windowed import LayerWindow, apply
 
-__all__ = ["Windowed", "apply"]
-__getattr__ = lazily(__name__, {"Windowed": "windowed", "apply": "windowed"})
+__all__ = ["LayerWindow", "apply"]
+__getattr__ = lazily(__name__, {"LayerWindow": "windowed", "apply": "windowed"})

@@ -73,7 +73,7 @@ def apply(
     updaters: int = 1,
     link_bytes_per_s: float | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> Windowed: ...
+) -> LayerWindow: ...
 
 
 def apply(
@@ -87,7 +87,7 @@ def apply(
     link_bytes_per_s: float | None = None,
     process_group: dist.ProcessGroup | None = None,
     device: str | torch.device | None = None,
-) -> Windowed | nn.Module:
+) -> LayerWindow | nn.Module:
     """Keep a window of the model's layers on the device.
 
     Without `optimizer` it gives back the model, to be used as ever (`hosted`): parameters are on the host, copies of
@@ -148,7 +148,7 @@ def apply(
         window = chosen_window(model, all_layers, budget)
     if not 1 <= window <= len(all_layers):
         raise SpecError("window", window, f"give 1 to {len(all_layers)}, the number of layers")
-    return Windowed(model, all_layers, optimizer, window, updaters, link_bytes_per_s, process_group)
+    return LayerWindow(model, all_layers, optimizer, window, updaters, link_bytes_per_s, process_group)
 
 
 def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -> int:
@@ -184,7 +184,7 @@ class WindowState(TypedDict):
     rest: Mapping[str, object] | None  # of the optimizer of what stays
 
 
-class Windowed:
+class LayerWindow:
     """The hooks and what they keep. `arena.peak`: most bytes of state on the device at once."""
 
     def __init__(
