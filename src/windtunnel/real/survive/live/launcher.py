@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from windtunnel.process import adopting_orphans
 from windtunnel.real.survive.live.fork_server import IMPORTED, REFUSED, ForkHandle, ForkServer, runs_script
 from windtunnel.real.survive.live.host import Host, RemoteProcess
 from windtunnel.real.survive.live.place import Place
+from windtunnel.real.survive.live.report import JobReport, Replacement
 from windtunnel.real.survive.watch.log import RankLog
 from windtunnel.studies.resilience.membership import GIVE_UP_S, Abandon, Action, Finish, Membership, Publish, Start
 
@@ -44,31 +45,6 @@ END_S = 300.0  # to end by itself after the last step; torchrun waits as long at
 
 
 Watching = Callable[[dict[str, int], tuple[str, ...], tuple[str, ...]], None]
-
-
-@dataclass
-class Replacement:
-    """One change of members; downtime from the first sign of a death to the first step of the new view."""
-
-    generation: int
-    dead: list[str]
-    planned: bool
-    downtime_s: float | None = None
-
-
-@dataclass
-class JobReport:
-    """What happened to a job."""
-
-    status: int = 0
-    start_s: float | None = None  # from starting the processes to their first step
-    replacements: list[Replacement] = field(default_factory=list)
-    not_replaced: list[tuple[int, int]] = field(default_factory=list)  # (rank, step) that were asked for in vain
-    reason: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 @dataclass
