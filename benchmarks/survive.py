@@ -14,7 +14,7 @@ from pathlib import Path
 from windtunnel.studies.resilience import published
 from windtunnel.studies.resilience.failures import draw, read_failures
 from windtunnel.studies.resilience.policies import POLICIES, Job, policy_named
-from windtunnel.studies.resilience.run import Saving, run_many
+from windtunnel.studies.resilience.run import SaveTimes, run_many
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "laws"))
 from failures_one_by_one import run_one
@@ -29,7 +29,7 @@ def main() -> None:
     events = int((trace.time_ns < trace.horizon_ns).sum())
     print(f"{SEEDS:,} runs of {DAYS} days on {GPUS:,} GPUs: {events:,} failures, drawn in {drawn:.1f} s")
     job = Job(GPUS, 8, 1024, 16, 9.2, published(), lambda left: left / 1024)
-    saving = Saving(20_000_000_000, 30_000_000, 2_000_000_000)
+    saving = SaveTimes(20_000_000_000, 30_000_000, 2_000_000_000)
     total = drawn
     for name in POLICIES:
         policy = policy_named(name, job)

@@ -22,7 +22,7 @@ def trained(hooked: bool) -> tuple[float, list[torch.Tensor]]:
     model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 8))
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.1)
     if hooked:
-        parts = partitioning.Partitioned.from_plan(PartitionPlan(group=False), local=dist.get_world_size())
+        parts = partitioning.PartitionState.from_plan(PartitionPlan(group=False), local=dist.get_world_size())
         ddp.register_comm_hook(parts, partitioning.partitioned_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(dist.get_rank())

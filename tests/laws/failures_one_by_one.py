@@ -22,7 +22,7 @@ from windtunnel.studies.resilience.run.many import (
     SLOW_HOSTS,
     STALL,
     Episode,
-    Saving,
+    SaveTimes,
 )
 
 BACK, SLOW_END, TICK, FAIL, END = range(5)  # priorities of what happens in one nanosecond
@@ -40,7 +40,7 @@ class Happens:
 class Machine:
     """State of one run; `handle` takes an event and says what is to come."""
 
-    def __init__(self, trace: FailureTrace, seed: int, policy: Policy, saving: Saving, step_ns: int, standbys: int):
+    def __init__(self, trace: FailureTrace, seed: int, policy: Policy, saving: SaveTimes, step_ns: int, standbys: int):
         self.trace, self.seed, self.policy, self.saving = trace, seed, policy, saving
         self.step_ns, self.standbys = step_ns, standbys
         self.causes = trace.process.causes
@@ -198,7 +198,7 @@ class Machine:
 
 
 def run_one(
-    trace: FailureTrace, seed: int, policy: Policy, saving: Saving, step_s: float, standbys: int = 0
+    trace: FailureTrace, seed: int, policy: Policy, saving: SaveTimes, step_s: float, standbys: int = 0
 ) -> tuple[list[float], list[Episode]]:
     """Seconds by PARTS of run `seed`, and its timeline."""
     machine = Machine(trace, seed, policy, saving, round(step_s * 1e9), standbys)

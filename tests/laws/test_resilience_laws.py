@@ -12,11 +12,11 @@ from failures_one_by_one import run_one
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.studies.resilience import Asked, Checkpoint, published, survive, with_times
+from windtunnel.studies.resilience import Checkpoint, SurviveQuestion, published, survive, with_times
 from windtunnel.studies.resilience.failures import FailureTrace, draw, read_failures
 from windtunnel.studies.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
 from windtunnel.studies.resilience.policies import POLICIES, Job, policy_named
-from windtunnel.studies.resilience.run import Episode, Saving, run_many
+from windtunnel.studies.resilience.run import Episode, SaveTimes, run_many
 
 HOUR = 3600.0
 SECOND = 1_000_000_000
@@ -27,8 +27,8 @@ def job(gpus: int = 1024, replicas: int = 16, **times: float) -> Job:
     return Job(gpus, 8, replicas, 8, 10.0, with_times(published(), times), lambda left: left / replicas)
 
 
-def asked(**changes: object) -> Asked:
-    whole = Asked(
+def asked(**changes: object) -> SurviveQuestion:
+    whole = SurviveQuestion(
         1024, 8, 16, 8, 10.0, published(), lambda left: left / 16, read_failures("production"), SAVED, 20.0, seeds=12
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_the_event_loop_and_the_arrays_say_the_same(
     seed: int, name: str, interval_s: float, stall_s: float, persist_s: float, standbys: int
 ) -> None:
     trace = draw(harsh(), 1024, 8, 30 * HOUR, 3, seed)
-    saving = Saving(round(interval_s * SECOND), round(stall_s * SECOND), round(persist_s * SECOND))
+    saving = SaveTimes(round(interval_s * SECOND), round(stall_s * SECOND), round(persist_s * SECOND))
     policy = policy_named(name, job())
     many = run_many(trace, policy, saving, 10.0, standbys)
     for at in range(3):
@@ -88,7 +88,7 @@ def test_the_event_loop_and_the_arrays_say_the_same(
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_without_failures_a_run_is_work_and_checkpoints(name: str) -> None:
     trace = draw(read_failures("none"), 1024, 8, 50 * HOUR, 2)
-    outcome = run_many(trace, policy_named(name, job()), Saving(95 * SECOND, 5 * SECOND, 0), 10.0, 2)
+    outcome = run_many(trace, policy_named(name, job()), SaveTimes(95 * SECOND, 5 * SECOND, 0), 10.0, 2)
     assert outcome.ettr == pytest.approx(0.95)
     assert not outcome.interruptions.any()
 
@@ -96,7 +96,7 @@ def test_without_failures_a_run_is_work_and_checkpoints(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_longer_restart_never_helps(name: str) -> None:
     trace = draw(harsh(0.2), 1024, 8, 200 * HOUR, 10)
-    saving = Saving(300 * SECOND, SECOND, 5 * SECOND)
+    saving = SaveTimes(300 * SECOND, SECOND, 5 * SECOND)
     shares = [
         run_many(trace, policy_named(name, job(groups=t, delta_groups=t, load=t, leave=t)), saving, 10.0, 2).ettr.mean()
         for t in (5.0, 60.0, 300.0)
@@ -106,7 +106,7 @@ def test_a_longer_restart_never_helps(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["restart", "standby", "shrink", "parcae"])
 def test_more_failures_never_help(name: str) -> None:
-    saving = Saving(300 * SECOND, SECOND, 5 * SECOND)
+    saving = SaveTimes(300 * SECOND, SECOND, 5 * SECOND)
     shares = []
     for factor in (0.05, 0.2, 0.8):
         trace = draw(harsh(factor), 1024, 8, 200 * HOUR, 10)
@@ -117,7 +117,7 @@ def test_more_failures_never_help(name: str) -> None:
 @pytest.mark.parametrize("name", ["standby", "byterobust"])
 def test_more_standbys_never_lose_progress(name: str) -> None:
     trace = draw(harsh(0.3), 1024, 8, 200 * HOUR, 10)
-    saving = Saving(300 * SECOND, SECOND, 5 * SECOND)
+    saving = SaveTimes(300 * SECOND, SECOND, 5 * SECOND)
     shares = [run_many(trace, policy_named(name, job()), saving, 10.0, k).ettr.mean() for k in (0, 1, 2, 5, 40)]
     assert shares == sorted(shares)
     assert shares[-1] > shares[0]
@@ -180,6 +180,6 @@ def test_nothing_is_lost_twice_under_the_worst() -> None:
     """A failure a second: nothing is ever productive for long, and nothing is negative."""
     trace: FailureTrace = draw(harsh(50.0), 1024, 8, 2 * HOUR, 3)
     for name in POLICIES:
-        outcome = run_many(trace, policy_named(name, job()), Saving(60 * SECOND, SECOND, SECOND), 10.0, 1)
+        outcome = run_many(trace, policy_named(name, job()), SaveTimes(60 * SECOND, SECOND, SECOND), 10.0, 1)
         assert (outcome.seconds >= -1e-9).all()
         assert outcome.ettr.max() < 0.5

@@ -84,7 +84,7 @@ def test_the_module_runs_as_the_command() -> None:
 
 def test_what_needs_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "windtunnel.real.techniques.offload.windowed", raising=False)
+    monkeypatch.delitem(sys.modules, "windtunnel.real.techniques.offload.entry", raising=False)
     with pytest.raises(
         UserError, match=r"offload.apply needs PyTorch; install it with: pip install 'windtunnel\[torch\]'"
     ):

@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 
 from windtunnel.studies.resilience import (
-    Asked,
     Checkpoint,
+    SurviveQuestion,
     ettr,
     published,
     read_failures,
@@ -258,11 +258,11 @@ def llama3(seeds: int) -> list[Row]:
 
 def _asked(
     gpus: int, days: float, failures: str, policies: tuple[str, ...], restart_s: float, seeds: int = 60
-) -> Asked:
+) -> SurviveQuestion:
     replicas = gpus // 128
     saved = Checkpoint(round(175e9 * 14), gpus, replicas, 64e9, 50e9, 0.25e9 * gpus, overhead_s=published().save_stall)
     times = with_times(published(gpus), {"load": restart_s / 3} if restart_s else {})
-    return Asked(
+    return SurviveQuestion(
         gpus,
         8,
         replicas,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from windtunnel.real.operator_call import Arguments
-    from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned
+    from windtunnel.real.techniques.collective_partitioning.ddp_hook import PartitionState
     from windtunnel.real.techniques.sparse_gradients.ddp_hook import State
 
 PARTS_ARE_MINE = "peers' shards of gradients are made from this rank's: times are the job's, losses are not"
@@ -72,7 +72,7 @@ class Applied:
     def __init__(self, text: str, local_world_size: int) -> None:
         technique, self.plan = parse_technique(text)
         self.name, self.local = technique.name, local_world_size
-        self.states: list[State | Partitioned] = []
+        self.states: list[State | PartitionState] = []
         self.sparse: list[State] = []  # those of them that sparsify
 
     def to_dict(self) -> dict[str, object]:
@@ -85,7 +85,7 @@ class Applied:
 
     def hook_for(self, module: torch.nn.Module) -> tuple[object, object]:
         """State and hook for a DistributedDataParallel."""
-        state: State | Partitioned
+        state: State | PartitionState
         if isinstance(self.plan, SparsePlan):
             from windtunnel.real.techniques.sparse_gradients.ddp_hook import State, hook
 
@@ -93,9 +93,9 @@ class Applied:
             self.states.append(state)
             self.sparse.append(state)
             return state, hook
-        from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned, partitioned_hook
+        from windtunnel.real.techniques.collective_partitioning.ddp_hook import PartitionState, partitioned_hook
 
-        state = Partitioned.from_plan(self.plan, self.local, module.process_group)
+        state = PartitionState.from_plan(self.plan, self.local, module.process_group)
         self.states.append(state)
         return state, partitioned_hook
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from windtunnel.studies.techniques.flat import Lane, Played, Task
+from windtunnel.studies.techniques.flat import Lane, Task, Timeline
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class TimelinePicture:
     """One timeline, for a picture."""
 
     tasks: tuple[Task, ...]
-    played: Played
+    played: Timeline
     lanes: Mapping[str, Lane]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemoryShares:
     """What a rank's memory becomes where part of its state is elsewhere."""
 
     state_share: float  # of parameters, gradients and optimizer: what stays
@@ -27,17 +27,17 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class Priced:
+class TechniquePrice:
     """A step without and with a technique, by the same model."""
 
     without_s: float
     with_s: float
     parameters: Mapping[str, object]  # all of them, those that were left open as they were chosen
     details: Mapping[str, float] = field(default_factory=dict)
-    on_device: Held | None = None  # where the technique changes the memory
+    on_device: MemoryShares | None = None  # where the technique changes the memory
     notes: tuple[str, ...] = ()
-    before: Drawn | None = None
-    after: Drawn | None = None
+    before: TimelinePicture | None = None
+    after: TimelinePicture | None = None
 
     @property
     def gain(self) -> float:

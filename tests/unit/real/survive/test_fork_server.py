@@ -15,7 +15,7 @@ import pytest
 
 from windtunnel.process import adopting_orphans
 from windtunnel.real.survive.live import fork_server
-from windtunnel.real.survive.live.fork_server import REFUSED, Forked, ForkServer, runs_script
+from windtunnel.real.survive.live.fork_server import REFUSED, ForkHandle, ForkServer, runs_script
 
 TELLS = """
 import json, os, random, sys
@@ -52,7 +52,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             server.close()
 
 
-def there(forked: Forked) -> int:
+def there(forked: ForkHandle) -> int:
     """The pid of a fork, once it has one."""
     while forked.pid is None:
         assert forked.poll() is None

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from windtunnel.errors import SpecError
 from windtunnel.real.techniques import offload
 from windtunnel.real.techniques.offload.hosted import WINDOWS, predicted_bytes
-from windtunnel.real.techniques.offload.windowed import _owned
+from windtunnel.real.techniques.offload.windowed import owned
 
 pytestmark = pytest.mark.extras
 LAYERS, WIDTH = 5, 8
@@ -92,12 +92,12 @@ def test_a_loop_of_ones_own_gives_the_same_bits(kind: str) -> None:
         run = WINDOWS[net]
         assert run.arena.now == 0  # nothing is left on the device between steps
         if kind in ("plain", "accumulated", "clipped"):
-            assert run.arena.peak == predicted_bytes(net, _owned(net, list(net.layers)), window)  # type: ignore[arg-type]
+            assert run.arena.peak == predicted_bytes(net, owned(net, list(net.layers)), window)  # type: ignore[arg-type]
 
 
 def test_a_window_by_budget_is_the_largest_that_fits() -> None:
     net = Net()
-    own = _owned(net, list(net.layers))
+    own = owned(net, list(net.layers))
     budget = predicted_bytes(net, own, 3)
     assert WINDOWS[offload.apply(net, device_memory=budget)].window == 3
     with pytest.raises(SpecError, match="a window already"):

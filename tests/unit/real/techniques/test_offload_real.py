@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from windtunnel.errors import SpecError  # noqa: E402
 from windtunnel.real.techniques import offload  # noqa: E402
 from windtunnel.real.techniques.offload import windowed  # noqa: E402
-from windtunnel.real.techniques.offload.windowed import predicted_peak  # noqa: E402
+from windtunnel.real.techniques.offload.entry import predicted_peak  # noqa: E402
 
 pytestmark = pytest.mark.extras
 torch.set_num_threads(1)

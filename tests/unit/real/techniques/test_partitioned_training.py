@@ -25,7 +25,7 @@ def _trained(group, local, hooked):
         nn.Sequential(nn.Linear(32, 96), nn.Tanh(), nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 7)), bucket_cap_mb=0.02
     )
     if hooked:
-        state = partitioning.Partitioned.from_plan(PartitionPlan(group=group), local)
+        state = partitioning.PartitionState.from_plan(PartitionPlan(group=group), local)
         ddp.register_comm_hook(state, partitioning.partitioned_hook)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(rank)
@@ -89,7 +89,7 @@ def _refused():
     said = []
     for local in (1, 2):
         try:
-            partitioning.Partitioned.from_plan(PartitionPlan(group=True), local)
+            partitioning.PartitionState.from_plan(PartitionPlan(group=True), local)
         except LayoutError as error:
             said.append(str(error))
     return said

@@ -43,7 +43,7 @@ def _hooked(kind, **named):
     elif kind == "whole":
         ddp.register_comm_hook(sparse_gradients.State(ddp.module, ratio=1.0, chunk=16), sparse_gradients.hook)
     elif kind == "parted":
-        state = partitioning.Partitioned.from_plan(PartitionPlan(group=False), 1)
+        state = partitioning.PartitionState.from_plan(PartitionPlan(group=False), 1)
         ddp.register_comm_hook(state, partitioning.partitioned_hook)
     return ddp
 

@@ -18,7 +18,7 @@ from windtunnel.studies.techniques.local_sgd.price import averaging_s, rewrite
 from windtunnel.studies.techniques.offload.price import chosen, layer_times, price_offload, sizes_of
 from windtunnel.studies.techniques.offload.window import STEPS, LayerTimes, by_formula, timeline
 from windtunnel.studies.techniques.parameters import OffloadPlan, SparsePlan
-from windtunnel.studies.techniques.priced import Priced
+from windtunnel.studies.techniques.priced import TechniquePrice
 from windtunnel.studies.techniques.prioritised_all_to_all.price import estimate, place
 from windtunnel.studies.techniques.sparse_gradients.price import sparse
 from windtunnel.studies.training import predict, read_plan
@@ -71,7 +71,7 @@ def test_the_smallest_window_that_hides_all_is_chosen() -> None:
     assert chosen(replace(TIMES, update=4.0), 8, [1, 2, 3, 4], ends) == 4  # each layer that stays is no update there
 
 
-def offloaded(**asked: object) -> Priced:
+def offloaded(**asked: object) -> TechniquePrice:
     return price_offload(flat(), predict(MODEL, CLUSTER, PLAN), OffloadPlan(**asked))  # type: ignore[arg-type]
 
 

@@ -58,7 +58,7 @@ def runs_script(command: Sequence[str]) -> bool:
     return len(command) > 1 and command[0] == sys.executable and Path(command[1]).is_file()
 
 
-class Forked:
+class ForkHandle:
     """One fork, with those methods of `subprocess.Popen` that a launcher needs."""
 
     def __init__(self, answer: int) -> None:
@@ -110,7 +110,7 @@ class ForkServer:
 
     def __init__(self, script: Sequence[str], imported: Sequence[str] = IMPORTED, patience_s: float = 10.0) -> None:
         self._script, self._imported, self._patience_s = list(script), list(imported), patience_s
-        self._asked: list[Forked] = []
+        self._asked: list[ForkHandle] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -132,7 +132,7 @@ class ForkServer:
         """Of the server that is there now."""
         return self._process.pid
 
-    def start(self, environment: Mapping[str, str]) -> Forked:
+    def start(self, environment: Mapping[str, str]) -> ForkHandle:
         """A process that runs the script with these variables beside the launcher's. Returns before it is there."""
         if (self._process.poll() or 0) < 0:  # one that failed by an error of its own would fail again: `look` tells
             self._again()
@@ -140,7 +140,7 @@ class ForkServer:
         with suppress(BrokenPipeError, ConnectionResetError):  # it is dead: the pipe ends
             socket.send_fds(self._socket, [json.dumps(dict(environment)).encode()], [write])
         os.close(write)
-        self._asked.append(Forked(read))
+        self._asked.append(ForkHandle(read))
         return self._asked[-1]
 
     def look(self) -> int:

@@ -67,7 +67,7 @@ class Spare:
         self._thread.join()
 
 
-class Building:
+class PendingGroup:
     """A group that is being built; `group` is set once it stands. `store`: a client for it alone; else it makes one."""
 
     def __init__(self, place: Place, generation: int, members: Sequence[str], store: dist.Store | None = None) -> None:

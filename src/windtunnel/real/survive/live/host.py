@@ -22,7 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from windtunnel.process import adopt_orphans, die_with_parent
-from windtunnel.real.survive.live.fork_server import Forked, ForkServer
+from windtunnel.real.survive.live.fork_server import ForkHandle, ForkServer
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -64,7 +64,7 @@ class Host:
         self._process.wait()
 
 
-class Remote:
+class RemoteProcess:
     """A process on a host, with those methods of `subprocess.Popen` that a launcher needs."""
 
     def __init__(self, host: Host, name: str, environment: dict[str, str]) -> None:
@@ -115,7 +115,7 @@ def main() -> None:
 
     server = ForkServer(words["script"], words["imported"])
     store = TCPStore(words["address"], words["port"], is_master=False, timeout=timedelta(seconds=60))
-    processes: dict[str, Forked] = {}
+    processes: dict[str, ForkHandle] = {}
     warned: set[str] = set()
     done = 0
     while True:

@@ -22,16 +22,17 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
 from windtunnel.process import adopting_orphans
-from windtunnel.real.survive.live.fork_server import IMPORTED, REFUSED, Forked, ForkServer, runs_script
-from windtunnel.real.survive.live.host import Host, Remote
+from windtunnel.real.survive.live.fork_server import IMPORTED, REFUSED, ForkHandle, ForkServer, runs_script
+from windtunnel.real.survive.live.host import Host, RemoteProcess
 from windtunnel.real.survive.live.place import Place
+from windtunnel.real.survive.live.report import JobReport, Replacement
 from windtunnel.real.survive.watch.log import RankLog
 from windtunnel.studies.resilience.membership import GIVE_UP_S, Abandon, Action, Finish, Membership, Publish, Start
 
@@ -47,33 +48,8 @@ Watching = Callable[[dict[str, int], tuple[str, ...], tuple[str, ...]], None]
 
 
 @dataclass
-class Replacement:
-    """One change of members; downtime from the first sign of a death to the first step of the new view."""
-
-    generation: int
-    dead: list[str]
-    planned: bool
-    downtime_s: float | None = None
-
-
-@dataclass
-class Told:
-    """What happened to a job."""
-
-    status: int = 0
-    start_s: float | None = None  # from starting the processes to their first step
-    replacements: list[Replacement] = field(default_factory=list)
-    not_replaced: list[tuple[int, int]] = field(default_factory=list)  # (rank, step) that were asked for in vain
-    reason: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-
-@dataclass
 class _Process:
-    popen: subprocess.Popen[bytes] | Forked | Remote
+    popen: subprocess.Popen[bytes] | ForkHandle | RemoteProcess
     log: Path
     warm: bool = False
 
@@ -93,7 +69,7 @@ def launch(
     hosts: Sequence[str] = (),
     address: str = "127.0.0.1",
     watching: Watching | None = None,
-) -> Told:
+) -> JobReport:
     """Run `command` as `size` ranks with so many standbys, until all steps are done.
 
     A command of this Python and a script runs in forks of a server, which imports `preload` too; with `afresh`, and for
@@ -174,7 +150,7 @@ class _Run:
     server: ForkServer | None = None
     processes: dict[str, _Process] = field(default_factory=dict)
     left_groups: set[int] = field(default_factory=set)  # of processes that have ended: what they started ends too
-    outcome: Told = field(default_factory=Told)
+    outcome: JobReport = field(default_factory=JobReport)
     began: float = field(default_factory=time.time)
     struck_at: float | None = None
     broken: tuple[int, float] | None = None  # a generation whose group came apart, and since when
@@ -200,7 +176,7 @@ class _Run:
         self.membership.hosts = len(hosts)
         self._perform(self.membership.start())
 
-    def until_done(self, watching: Watching | None) -> Told:
+    def until_done(self, watching: Watching | None) -> JobReport:
         """The main loop: look at processes and store, hand what is new to the membership, do what it asks for."""
         while not self.over:
             self._look_at_server()
@@ -308,13 +284,13 @@ class _Run:
         place = Place(
             self.address, self.store.port, name, self.membership.size, self.folder, self.timeout_s, self.replace
         )
-        popen: subprocess.Popen[bytes] | Forked | Remote
+        popen: subprocess.Popen[bytes] | ForkHandle | RemoteProcess
         if self.hosts:
             host = min((host for host in self.hosts if host.alive()), key=lambda host: len(host.names), default=None)
             if host is None:
                 self.outcome.status, self.outcome.reason, self.over = 1, "no host is left", True
                 return
-            popen = Remote(host, name, place.environment())
+            popen = RemoteProcess(host, name, place.environment())
             self.membership.host_of[name] = host.number
         elif self.server is not None:
             popen = self.server.start(place.environment())

@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass
-class Saving:
+class CheckpointSchedule:
     """Checkpoints of the loop: which steps are saved, and what is read where nobody has state."""
 
     checkpoints: Checkpoints
@@ -91,10 +91,10 @@ def packed(value: object) -> bytes:
     return file.getvalue()
 
 
-def saving_of(folder: Path | str | None, every: int, steps: int) -> Saving | None:
+def saving_of(folder: Path | str | None, every: int, steps: int) -> CheckpointSchedule | None:
     """Checkpoints in `folder`, every so many steps of `steps`; None without a folder. Raises SpecError."""
     if folder is None:
         return None
     if every < 1:
         raise SpecError("checkpoint_every", every, "save every step or more rarely: give 1 or more")
-    return Saving(Checkpoints(Path(folder)), every, steps)
+    return CheckpointSchedule(Checkpoints(Path(folder)), every, steps)

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.process import die_with_parent
-from windtunnel.real.survive.live.group import Building, abort, gathered, handed_over, reduced, store_of
+from windtunnel.real.survive.live.group import PendingGroup, abort, gathered, handed_over, reduced, store_of
 from windtunnel.real.survive.live.place import Place, own_place
-from windtunnel.real.survive.live.progress import Progress, Saving, saving_of
+from windtunnel.real.survive.live.progress import CheckpointSchedule, Progress, saving_of
 from windtunnel.real.survive.live.shadow import Recorder, fill_pieces
 from windtunnel.real.survive.watch.log import RankLog
 
@@ -156,7 +156,7 @@ class _Member:
         steps: int,
         seed: int,
         on_step: Callable[[int, float], None] | None,
-        saving: Saving | None,
+        saving: CheckpointSchedule | None,
     ) -> None:
         import os
 
@@ -170,7 +170,7 @@ class _Member:
         self.has_state = False
         self.generation, self.rank = -1, -1
         self.group: dist.ProcessGroup | None = None
-        self.next: Building | None = None
+        self.next: PendingGroup | None = None
         self.first_of_generation = True
         self.asked_to_leave: set[tuple[int, int]] = set()
 
@@ -280,16 +280,16 @@ class _Member:
         if view is None or not planned or (self.next and self.next.generation == view["generation"]):
             return
         if self.place.name in view["members"]:
-            self.next = Building(self.place, view["generation"], view["members"])
+            self.next = PendingGroup(self.place, view["generation"], view["members"])
         else:  # the leaver has nothing to build, and is ready at once
-            self.next = _Leaving(view["generation"])
+            self.next = _Departure(view["generation"])
 
     def _swap(self) -> bool:
         """All members have the next group and have done this step: go over to it."""
         assert self.next is not None
         began = time.time()
         chosen, self.next = self.next, None
-        if isinstance(chosen, _Leaving):
+        if isinstance(chosen, _Departure):
             self._finishsaving_of()
             self.log.end()
             sys.exit(0)
@@ -322,7 +322,7 @@ class _Member:
                 time.sleep(POLL_S)
                 continue
             self.generation, self.next = generation, None
-            building = Building(self.place, generation, members)
+            building = PendingGroup(self.place, generation, members)
             self.group = building.wait(self._superseded)
             if self.group is None:
                 self.store.set(f"broken/{generation}", "1")
@@ -372,7 +372,7 @@ def _newest(store: dist.Store) -> dict[str, Any] | None:
     return view
 
 
-class _Leaving(Building):
+class _Departure(PendingGroup):
     """The part of a process that is not in the next view."""
 
     def __init__(self, generation: int) -> None:

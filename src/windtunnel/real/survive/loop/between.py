@@ -26,7 +26,7 @@ KEPT_IN_ALL_BYTES = 16 << 20  # of one rank
 INPUT_BYTES = 64 << 20  # between two calls, to be given again
 
 
-class Passing(Protocol):
+class ForwardingGroup(Protocol):
     """A group that passes calls on."""
 
     def passed_on(self, name: str, words: Sequence[object]) -> dist.Work:
@@ -73,7 +73,7 @@ class Tape:
         return True
 
 
-class Coming(dist._Work):  # type: ignore[misc]
+class MessageWork(dist._Work):  # type: ignore[misc]
     """A message under way; `finish` waits for it and sees to what else there is to do."""
 
     def __init__(self, finish: Callable[[], None], is_there: Callable[[], bool]) -> None:
@@ -93,7 +93,7 @@ class Coming(dist._Work):  # type: ignore[misc]
 class Communication:
     """One call of a group's method: its arguments, and its inputs as they were. `written`: which argument is."""
 
-    def __init__(self, group: Passing, name: str, words: Sequence[object], written: int | None, reads: bool):
+    def __init__(self, group: ForwardingGroup, name: str, words: Sequence[object], written: int | None, reads: bool):
         self.group, self.name, self.words, self.written, self.reads = group, name, words, written, reads
         self.inputs = [mapped(word, _shape if at == written and not reads else _copy) for at, word in enumerate(words)]
         self.work: dist.Work | None = None
@@ -153,7 +153,7 @@ class Between:
                 communication.wait()
 
     def call(
-        self, group: Passing, name: str, words: Sequence[object], written: int | None, reads: bool, tape: Tape
+        self, group: ForwardingGroup, name: str, words: Sequence[object], written: int | None, reads: bool, tape: Tape
     ) -> dist.Work:
         """A call of a script between two of its steps."""
         communication = Communication(group, name, words, written, reads)
@@ -174,7 +174,7 @@ class Between:
 
         if name.startswith("recv"):  # its peer may wait for what this rank sends next
             self._carried(None)
-            return Coming(
+            return MessageWork(
                 finish,
                 lambda: (
                     communication.over or (communication.work is not None and bool(communication.work.is_completed()))

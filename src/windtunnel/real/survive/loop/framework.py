@@ -91,7 +91,7 @@ def lay_buckets(things: Iterable[object]) -> None:
 
 
 @dataclass
-class Unreduced:
+class UnreducedGradients:
     """Gradients that FSDP2 has computed and not reduced: of a step that failed, or added up over calls."""
 
     module: nn.Module

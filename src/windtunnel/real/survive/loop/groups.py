@@ -27,14 +27,14 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.real.survive.live.group import abort
-from windtunnel.real.survive.loop.between import Between, Coming, Tape, tensors
+from windtunnel.real.survive.loop.between import Between, MessageWork, Tape, tensors
 
 LOST = re.compile(r"\bgloo\b|connection (closed|reset)|broken pipe|application timeout|pair closure", re.IGNORECASE)
 Answer = Callable[..., None]
 Connection = tuple[dist.ProcessGroup, object]  # a group of torch's own, and gloo within it
 
 
-class Done(dist._Work):  # type: ignore[misc]
+class FinishedWork(dist._Work):  # type: ignore[misc]
     """A communication that is over."""
 
     def __init__(self, result: object) -> None:
@@ -181,7 +181,7 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
             if not is_answered and alone is not None:
                 with torch.no_grad():
                     alone(self.rank(), *words)
-            return Done(answers)
+            return FinishedWork(answers)
         if GROUPS.between is not None and tape is not None:
             return GROUPS.between.call(self, name, words, written, alone is None, tape)
         work = self.passed_on(name, words)
@@ -193,7 +193,7 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
                 tape.keep(key, answers)
 
             if name.startswith("recv"):  # its peer may wait for what this rank sends next
-                return Coming(finish, lambda: bool(work.is_completed()))
+                return MessageWork(finish, lambda: bool(work.is_completed()))
             finish()
         return work
 

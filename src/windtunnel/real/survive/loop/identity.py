@@ -53,7 +53,7 @@ ENDS: list[
 ] = []  # end the threads that are inside torch: Python would stop them there, and C++ abort
 
 
-class Published(TypedDict):
+class PublishedView(TypedDict):
     """A view as the launcher writes it."""
 
     generation: int
@@ -63,11 +63,11 @@ class Published(TypedDict):
     began: int
 
 
-def newest_view(store: dist.Store) -> Published | None:
+def newest_view(store: dist.Store) -> PublishedView | None:
     """What the launcher published last."""
     if not store.check(["view"]):
         return None
-    view: Published = json.loads(store.get("view").decode())
+    view: PublishedView = json.loads(store.get("view").decode())
     return view
 
 
@@ -111,7 +111,7 @@ def known_identity() -> Identity:
     return identity
 
 
-class _AskedEnvironment(os._Environ):  # type: ignore[type-arg]
+class _IdentityEnvironment(os._Environ):  # type: ignore[type-arg]
     """`os.environ` of a process that does not know its rank yet."""
 
     def __getitem__(self, name: str) -> str:
@@ -124,7 +124,7 @@ def prepare() -> None:
     """Before the first line of the script: what it asks `os.environ` and torch for comes from the launcher."""
     for name in ASKED:
         os.environ.pop(name, None)
-    os.environ.__class__ = _AskedEnvironment
+    os.environ.__class__ = _IdentityEnvironment
     make_groups_replaceable()
     remember_wrappers()
 

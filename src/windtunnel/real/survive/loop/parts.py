@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from windtunnel.errors import SpecError
-from windtunnel.real.survive.loop.framework import Buckets, Unreduced, fsdp_groups, placed, unplaced, wrappers
+from windtunnel.real.survive.loop.framework import Buckets, UnreducedGradients, fsdp_groups, placed, unplaced, wrappers
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -77,7 +77,7 @@ def _of_module(name: str, module: nn.Module) -> list[Part]:
         for key, parameter in module.named_parameters():
             parameter.grad = unplaced(tree.get(key), parameter)
 
-    unreduced = Unreduced(module)
+    unreduced = UnreducedGradients(module)
     more = [Part(f"{name}: gradients not reduced", unreduced.read, unreduced.write)] if fsdp_groups(module) else []
     return [
         Part(f"{name}: parameters", parameters, _nothing),  # `put` has filled them in place

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.real.survive.live.group import Building, Spare, abort, store_of
+from windtunnel.real.survive.live.group import PendingGroup, Spare, abort, store_of
 from windtunnel.real.survive.live.place import own_place
 from windtunnel.real.survive.loop.between import Between
 from windtunnel.real.survive.loop.framework import forget_reductions, forget_step, lay_buckets
@@ -67,7 +67,7 @@ def standby(step: Callable[P, R], *things: object, **keywords: object) -> Callab
 
 
 @dataclass
-class _Held:
+class _Agreement:
     """What was agreed when a call was committed."""
 
     table: list[list[int]]  # digests, by rank and part
@@ -88,7 +88,7 @@ class _Standby(Generic[P, R]):
         self.committed = -1 if who.joins else 0
         self.first = True  # no call is committed yet in this view
         self.voting = False
-        self.held = self.pending = _Held([])
+        self.held = self.pending = _Agreement([])
         self.at_commit: list[object] = []  # copies of all parts as they were when the last call counted
         self.before: list[object] = []  # and at the start of the call; the same ones where nothing came between
         self.random_before: object = None
@@ -106,7 +106,7 @@ class _Standby(Generic[P, R]):
         if not who.joins:
             self.store.set(who.key("wrapped"), "1")
             members = newest_view(self.store)["members"]  # type: ignore[index]
-            building = Building(who.place, self.generation, members, self.spare.take())
+            building = PendingGroup(who.place, self.generation, members, self.spare.take())
             self.group = building.wait(self._superseded)
             if self.group is None:
                 self._start_anew()
@@ -184,7 +184,7 @@ class _Standby(Generic[P, R]):
     def _commit(self, number: int, value: R) -> None:
         """All ranks have done the call: tell each other so, and give a neighbour what no replica holds."""
         lay_buckets(self.things.values())
-        self.pending = _Held(self._gathered([digest(part.read()) for part in self.parts]))
+        self.pending = _Agreement(self._gathered([digest(part.read()) for part in self.parts]))
         own = self._alone_with(self.pending)
         data = _packed({at: self.parts[at].copied() for at in own})
         if len(data) <= STORED_BYTES:
@@ -258,7 +258,7 @@ class _Standby(Generic[P, R]):
             if not self._all_ready(view["members"]):
                 continue
             store = self.spare.take()
-            group = Building(self.who.place, self.generation, view["members"], store).wait(self._superseded)
+            group = PendingGroup(self.who.place, self.generation, view["members"], store).wait(self._superseded)
             connections = None if group is None else GROUPS.connections(store, self.generation, self._superseded)
             if connections is None:
                 self.store.set(f"broken/{self.generation}", "1")
@@ -347,7 +347,7 @@ class _Standby(Generic[P, R]):
                 self.held.neighbour = self._received((rank - 1) % self.size)
         self._gathered([0])
 
-    def _alone_with(self, agreed: _Held) -> list[int]:
+    def _alone_with(self, agreed: _Agreement) -> list[int]:
         """Parts that no other rank had."""
         return [at for at in range(len(self.parts)) if _alone_with_it(agreed.table, at, self.who.rank)]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
-    from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned, apply, partitioned_hook
+    from windtunnel.real.techniques.collective_partitioning.ddp_hook import PartitionState, apply, partitioned_hook
     from windtunnel.real.techniques.collective_partitioning.partitioned import (
         all_reduce_by_group,
         all_reduce_by_primitive,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Partitioned",
+    "PartitionState",
     "all_reduce_by_group",
     "all_reduce_by_primitive",
     "apply",
@@ -37,7 +37,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "Partitioned": "ddp_hook",
+        "PartitionState": "ddp_hook",
         "all_reduce_by_group": "partitioned",
         "all_reduce_by_primitive": "partitioned",
         "apply": "ddp_hook",

@@ -25,7 +25,7 @@ from windtunnel.studies.techniques.parameters import PartitionPlan
 
 
 @dataclass
-class Partitioned:
+class PartitionState:
     """What the hook keeps: the groups, and the buckets under way in this backward pass."""
 
     inside: dist.ProcessGroup
@@ -34,7 +34,7 @@ class Partitioned:
     underway: list["_Bucket"] = field(default_factory=list)
 
     @classmethod
-    def from_plan(cls, plan: PartitionPlan, local: int, group: dist.ProcessGroup | None = None) -> "Partitioned":
+    def from_plan(cls, plan: PartitionPlan, local: int, group: dist.ProcessGroup | None = None) -> "PartitionState":
         """Groups for nodes of `local` ranks. A collective of all ranks. Raises LayoutError.
 
         By group if the plan says so, or leaves it open and several nodes hold several ranks each.
@@ -55,7 +55,7 @@ class Partitioned:
 class _Bucket:
     """One bucket on its way through the parts."""
 
-    def __init__(self, state: Partitioned, buffer: torch.Tensor) -> None:
+    def __init__(self, state: PartitionState, buffer: torch.Tensor) -> None:
         self.state, self.buffer = state, buffer
         self.result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         size = dist.get_world_size(state.inside)
@@ -82,8 +82,8 @@ class _Bucket:
         return False
 
 
-def partitioned_hook(state: Partitioned, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Reduce one bucket: to be given to `DistributedDataParallel.register_comm_hook` with a `Partitioned`."""
+def partitioned_hook(state: PartitionState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce one bucket: to be given to `DistributedDataParallel.register_comm_hook` with a `PartitionState`."""
     if bucket.index() == 0:
         state.underway.clear()  # of a backward pass that raised
     reduction = _Bucket(state, bucket.buffer())
@@ -94,7 +94,7 @@ def partitioned_hook(state: Partitioned, bucket: dist.GradBucket) -> torch.futur
     return reduction.result
 
 
-def apply(model: object, local: int | None = None, **parameters: object) -> Partitioned:
+def apply(model: object, local: int | None = None, **parameters: object) -> PartitionState:
     """Put the hook into `model`, a DistributedDataParallel; `local`: ranks of a node, as torchrun says. On all ranks.
 
     Raises SpecError, LayoutError.
@@ -102,6 +102,6 @@ def apply(model: object, local: int | None = None, **parameters: object) -> Part
     ddp = require_bare(model)
     here = local if local is not None else int(os.environ.get("LOCAL_WORLD_SIZE", world_of(ddp)))
     plan = PartitionPlan(**parameters)  # type: ignore[arg-type]  # it checks them
-    state = Partitioned.from_plan(plan, here, ddp.process_group)
+    state = PartitionState.from_plan(plan, here, ddp.process_group)
     ddp.register_comm_hook(state, partitioned_hook)
     return state

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
-    from windtunnel.real.techniques.offload.windowed import Windowed, apply
+    from windtunnel.real.techniques.offload.entry import apply
+    from windtunnel.real.techniques.offload.windowed import LayerWindow
 
-__all__ = ["Windowed", "apply"]
-__getattr__ = lazily(__name__, {"Windowed": "windowed", "apply": "windowed"})
+__all__ = ["LayerWindow", "apply"]
+__getattr__ = lazily(__name__, {"LayerWindow": "windowed", "apply": "entry"})

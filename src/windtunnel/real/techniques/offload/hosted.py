@@ -30,7 +30,7 @@ from windtunnel.errors import SpecError
 from windtunnel.real.techniques.offload.arena import Arena, Link
 
 Hook = Callable[..., None]
-WINDOWS: WeakKeyDictionary[nn.Module, Hosted] = WeakKeyDictionary()
+WINDOWS: WeakKeyDictionary[nn.Module, HostedModel] = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class _Copies:
         self.drop()  # a forward pass without a backward one
 
 
-class _Copied(torch.autograd.Function):  # type: ignore[misc]
+class _CopyToDevice(torch.autograd.Function):  # type: ignore[misc]
     """A parameter of the host -> its copy on the device; the gradient back."""
 
     @staticmethod
@@ -103,7 +103,7 @@ class _Copied(torch.autograd.Function):  # type: ignore[misc]
 class _Unit:
     """A layer, or all that is in none: its parameters, and where they stand in modules."""
 
-    window: Hosted
+    window: HostedModel
     number: int  # of the layer; -1 of what is in none
     parameters: list[nn.Parameter]
     places: list[tuple[nn.Module, str, int]] = field(default_factory=list)  # module, name, number of the parameter
@@ -175,7 +175,7 @@ class _Unit:
         """Put copies in the place of the parameters."""
         copies, self.ahead = self.ask(), None
         copies.wait()
-        self.put([_Copied.apply(parameter, copies, at) for at, parameter in enumerate(self.parameters)])
+        self.put([_CopyToDevice.apply(parameter, copies, at) for at, parameter in enumerate(self.parameters)])
         if torch.is_grad_enabled():
             taught = [tensor for tensor in inputs if tensor.requires_grad and not tensor.is_leaf]
             copies.left = sum(p.requires_grad for p in self.parameters) + len(taught)
@@ -194,7 +194,7 @@ class _Unit:
         self.window.ask_before(self)
 
 
-class Hosted:
+class HostedModel:
     """The window of one model. `arena.peak`: most bytes of parameters, and of gradients on their way, on the device."""
 
     def __init__(
@@ -327,5 +327,5 @@ def host(
             raise SpecError("device_memory", budget, f"the least is {predicted_bytes(model, own, 1)} bytes")
         window = fitting[0] if budget is None else fitting[-1]
     assert isinstance(window, int), "checked"
-    WINDOWS[model] = Hosted(model, layers, own, window, device, link_bytes_per_s)
+    WINDOWS[model] = HostedModel(model, layers, own, window, device, link_bytes_per_s)
     return model

@@ -42,7 +42,7 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Observed(_Form):
+class _Observation(_Form):
     gpus: int = Field(ge=1)
     gpus_per_node: int = Field(default=8, ge=1)
     days: float = Field(gt=0)
@@ -94,7 +94,7 @@ class _Slow(_Form):
 class _File(_Form):
     name: str
     source: str
-    observed: _Observed | None = None
+    observed: _Observation | None = None
     causes: tuple[_Cause, ...]
     lemons: _Lemons | None = None
     bursts: _Bursts | None = None
@@ -129,7 +129,7 @@ def _build(document: Mapping[str, object], where: str) -> FailureProcess:
     return FailureProcess(form.name, form.source, causes, **more)
 
 
-def _cause(cause: _Cause, observed: _Observed | None, where: str) -> Cause:
+def _cause(cause: _Cause, observed: _Observation | None, where: str) -> Cause:
     measures = [name for name in ("count", "per_1000_node_days", "per_day") if getattr(cause, name) is not None]
     if len(measures) != 1:
         _refuse(where, cause.name, "give exactly one of count, per_1000_node_days and per_day")

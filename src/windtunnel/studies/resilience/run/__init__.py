@@ -1,5 +1,5 @@
 """Runs of a job through its failures, many at once on arrays."""
 
-from windtunnel.studies.resilience.run.many import PARTS, Episode, Outcome, Saving, run_many
+from windtunnel.studies.resilience.run.many import PARTS, Episode, Outcome, SaveTimes, run_many
 
-__all__ = ["PARTS", "Episode", "Outcome", "Saving", "run_many"]
+__all__ = ["PARTS", "Episode", "Outcome", "SaveTimes", "run_many"]

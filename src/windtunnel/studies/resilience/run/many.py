@@ -56,7 +56,7 @@ def _ns(phases: tuple[float, ...]) -> list[int]:
     return [round(seconds * 1e9) for seconds in phases]
 
 
-def run_many(trace: FailureTrace, policy: Policy, saving: Saving, step_s: float, standbys: int = 0) -> Outcome:
+def run_many(trace: FailureTrace, policy: Policy, saving: SaveTimes, step_s: float, standbys: int = 0) -> Outcome:
     """Every run of `trace` under `policy`."""
     state = _Runs(trace, policy, saving, round(step_s * 1e9), standbys)
     while state.go_on():
@@ -78,7 +78,7 @@ def _counted(trace: FailureTrace, policy: Policy) -> I64:
 class _Runs:
     """The state of all runs between two events; `go_on` moves each run to its own next event."""
 
-    def __init__(self, trace: FailureTrace, policy: Policy, saving: Saving, step_ns: int, standbys: int) -> None:
+    def __init__(self, trace: FailureTrace, policy: Policy, saving: SaveTimes, step_ns: int, standbys: int) -> None:
         n = trace.seeds
         self.trace, self.policy, self.saving, self.step_ns, self.standbys = trace, policy, saving, step_ns, standbys
         self.table = tabulated(policy, trace)
@@ -268,7 +268,7 @@ PRODUCTIVE, STALL, LOST, FIRST_PHASE, FEWER, SLOW_HOSTS = 0, 1, 2, 3, 9, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class SaveTimes:
     """When the job saves, in integer nanoseconds of its running time."""
 
     interval_ns: int  # of work between two checkpoints

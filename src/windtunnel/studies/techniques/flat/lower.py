@@ -21,7 +21,7 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.physics.model.operations import Transfer
 from windtunnel.questions.asked.scenario import CALM, Scenario
-from windtunnel.studies.techniques.flat.play import SHARED, Lane, Played, play
+from windtunnel.studies.techniques.flat.play import SHARED, Lane, Timeline, play
 from windtunnel.studies.techniques.flat.task import COMPUTE, HOST_COPY, SCALE_OUT, SCALE_UP, Task, Tasks
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.block import Block
@@ -61,7 +61,7 @@ class FlatStep:
             lanes={**self.lanes, **(lanes or {})},
         )
 
-    def play(self) -> Played:
+    def play(self) -> Timeline:
         """The timeline of a step with one micro-batch."""
         return play(self.one_batch, self.lanes, self._slowdown())
 

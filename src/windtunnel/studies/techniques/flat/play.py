@@ -29,7 +29,7 @@ SHARED = Lane(shared=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Timeline:
     """When each task began and ended."""
 
     start_ns: tuple[int, ...]
@@ -41,7 +41,7 @@ class Played:
         return max(self.end_ns, default=0)
 
 
-def play(tasks: Sequence[Task], lanes: Mapping[str, Lane], compute_slowdown: float = 0.0) -> Played:
+def play(tasks: Sequence[Task], lanes: Mapping[str, Lane], compute_slowdown: float = 0.0) -> Timeline:
     """The timeline of the tasks; a lane that `lanes` does not name is serial."""
     n = len(tasks)
     waits = [len(set(task.after)) for task in tasks]
@@ -106,4 +106,4 @@ def play(tasks: Sequence[Task], lanes: Mapping[str, Lane], compute_slowdown: flo
         for lane in sorted(touched):
             begin(lane, now)
     assert finished == n, f"{n - finished} of {n} tasks never became ready"
-    return Played(tuple(start), tuple(end))
+    return Timeline(tuple(start), tuple(end))

@@ -17,9 +17,9 @@ from windtunnel.physics.step.result import Result
 from windtunnel.studies.techniques import constants
 from windtunnel.studies.techniques.flat import FlatStep, play
 from windtunnel.studies.techniques.flat.lower import layer_tasks
-from windtunnel.studies.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
+from windtunnel.studies.techniques.offload.window import LayerTimes, WindowTimeline, by_formula, timeline
 from windtunnel.studies.techniques.parameters import OffloadPlan
-from windtunnel.studies.techniques.priced import Drawn, Held, Priced
+from windtunnel.studies.techniques.priced import MemoryShares, TechniquePrice, TimelinePicture
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.pricing import parameter_bytes
 from windtunnel.studies.training.schedules import Kind
@@ -59,7 +59,7 @@ class Sizes:
         return int(self.device(window) * constants.RESERVED_OVER_ALLOCATED) + self.outside
 
 
-def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> Priced:
+def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> TechniquePrice:
     """A step with a working window against the same step with everything on the device, fit or not."""
     layout = step.layout
     if (layout.plan.zero_stage or 0) > 1:
@@ -79,7 +79,7 @@ def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> Price
     host = offload.host_memory or layout.cluster.host.memory_bytes // layout.cluster.gpus_per_node
     state = sizes.layer_parameters * sizes.state_width
 
-    def stepped(window: int) -> Windowed:
+    def stepped(window: int) -> WindowTimeline:
         host_layers = int(host // state)
         times_here = times if layers - window > host_layers and offload.nvme else replace(times, drive=0.0)
         drives = max(0, layers - window - host_layers) if offload.nvme else 0
@@ -108,7 +108,7 @@ def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> Price
     after = stepped(window)
     whole = stepped(layers)
     stall = after.step_s - whole.step_s
-    return Priced(
+    return TechniquePrice(
         without_s=whole.step_s,
         with_s=after.step_s,
         parameters={**asdict(offload), "window": window, "device_memory": int(budget), "host_memory": int(host)},
@@ -124,11 +124,11 @@ def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> Price
             "allocated_bytes": sizes.device(window),
             "host_bytes": (layers - window) * state,
         },
-        on_device=Held(
+        on_device=MemoryShares(
             sizes.resident(window) / sizes.state, sizes.pool(window) / sizes.state, constants.RESERVED_OVER_ALLOCATED
         ),
-        before=Drawn(whole.tasks, whole.played, {}),
-        after=Drawn(after.tasks, after.played, {}),
+        before=TimelinePicture(whole.tasks, whole.played, {}),
+        after=TimelinePicture(after.tasks, after.played, {}),
     )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from windtunnel.studies.techniques.flat.play import Lane, Played, play
+from windtunnel.studies.techniques.flat.play import Lane, Timeline, play
 from windtunnel.studies.techniques.flat.task import COMPUTE, Task, Tasks
 
 IN, OUT, HOST, DRIVE, REDUCE = "host to device", "device to host", "host update", "nvme", "reduce"
@@ -44,11 +44,11 @@ class LayerTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Windowed:
+class WindowTimeline:
     """The timeline of a few steps."""
 
     tasks: tuple[Task, ...]
-    played: Played
+    played: Timeline
     step_s: float
 
 
@@ -66,7 +66,7 @@ def by_formula(times: LayerTimes, layers: int, window: int, ends_s: float = 0.0)
 def timeline(
     times: LayerTimes, layers: int, window: int, *, micro_batches: int = 1, before_s: float = 0.0, after_s: float = 0.0,
     end_s: float = 0.0, updaters: int = 1, drive_layers: int = 0,
-) -> Windowed:  # fmt: skip
+) -> WindowTimeline:  # fmt: skip
     """Steps with `window` of `layers` layers on the device.
 
     `before_s`, `after_s`: what runs before the first layer and between the last one's forward and backward pass;
@@ -117,4 +117,4 @@ def timeline(
         last = (add("update on the device", COMPUTE, resident, *last, phase="end"),)
     played = play(tasks.finish(), {HOST: Lane(servers=updaters)})
     starts = [played.start_ns[begin] for begin in begins]
-    return Windowed(tasks.finish(), played, ([b - a for a, b in pairwise(starts)][-1]) / 1e9)
+    return WindowTimeline(tasks.finish(), played, ([b - a for a, b in pairwise(starts)][-1]) / 1e9)
