@@ -222,6 +222,10 @@ class Plan:
         Literal["flash", "flash2", "triton", "unfused"],
         About("Attention kernel (flash, the GPU's best).", SAVINGS, rare=True),
     ] = "flash"
+    expandable_segments: Annotated[
+        bool | None,
+        About("Segments of PyTorch's allocator grow, PYTORCH_ALLOC_CONF (as the recipes set it).", SAVINGS, rare=True),
+    ] = None
     bucket_parameters: Annotated[
         int | None, About("Parameters in one gradient or parameter message.", OVERLAP, least=1, most=10**12, rare=True)
     ] = None

@@ -17,7 +17,7 @@ from windtunnel.studies.training import predict
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.model_chunks import pieces_of
 from windtunnel.studies.training.memory import peak
-from windtunnel.studies.training.memory.allocations import Passes, Resident, two_steps
+from windtunnel.studies.training.memory.allocations import Action, Passes, Resident, two_steps
 from windtunnel.studies.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.studies.training.memory.peak import memory_of, peak_bytes
 from windtunnel.studies.training.plan import Framework, Plan
@@ -252,13 +252,42 @@ def test_categories_sum_and_definitions_nest() -> None:
 def test_the_replay_reaches_the_same_allocated_peak() -> None:
     """Two descriptions of one thing: the walk over passes and the tensors one by one, one rank, three micro-batches."""
     piece = pieces_of(layout_of(dense(), "h100-sxm:1", global_batch=3))[0]
-    passes = piece.passes
-    actions = [(passes, kind, number) for number in range(3) for kind in (Kind.FORWARD, Kind.BACKWARD)]
+    passes, kinds = piece.passes, (Kind.FORWARD, Kind.BACKWARD)
+    actions = [Action(passes, kind, number, number > 0) for number in range(3) for kind in kinds]
     events, _ = two_steps(actions, Resident((GIB,), (), ()))
     walked = GIB + max(passes.load(Kind.FORWARD).most, passes.saved_bytes + passes.load(Kind.BACKWARD).most)
     replayed = replay_allocator(events[:, 0], events[:, 1]).peak_allocated_bytes
     # The allocator rounds requests up, and counts a rest of up to 1 MiB as part of a block.
     assert walked <= replayed <= 1.02 * walked
+
+
+def test_gradients_that_are_there_are_added_to_and_not_made_a_second_time() -> None:
+    """Qwen3-30B-A3B on 8 H100 in prime-rl, two micro-batches: 74.6 GiB reserved where segments grow, 71.3 allocated."""
+    model, fields = load_model("qwen3-30b-a3b"), {"framework": "torchtitan", "zero_stage": 3, "recompute": "full"}
+    fields |= {"seq_len": 16384, "compile": True, "loss": "chunked"}
+    of_one, of_two = (memory(model, global_batch=8 * micro, **fields)[0] for micro in (1, 2))
+    assert of_two.peak_reserved_bytes < 1.06 * of_two.peak_allocated_bytes
+    assert of_two.peak_reserved_bytes == pytest.approx(of_one.peak_reserved_bytes, rel=0.01)
+
+
+def test_segments_of_a_fixed_size_reserve_more_and_lists_of_tensors_find_no_room_in_them() -> None:
+    """The same on 8 B200: 74.6 GiB where segments grow, 85.6 and 86.6 where they do not."""
+    fields = {"framework": "torchtitan", "zero_stage": 3, "recompute": "full", "compile": True, "loss": "chunked"}
+    job = load_model("qwen3-30b-a3b"), "b200-sxm:8"
+    reserved = {
+        (release, grow): memory(
+            *job, release=release, expandable_segments=grow, global_batch=16, seq_len=16384, **fields
+        )[0].peak_reserved_bytes
+        / GIB
+        for release in ("torchtitan-26.02", "prime-rl-26.02")
+        for grow in (True, False)
+    }
+    assert reserved["prime-rl-26.02", True] == pytest.approx(74.6, rel=0.03)
+    assert reserved["prime-rl-26.02", False] == pytest.approx(86.1, rel=0.03)
+    assert reserved["torchtitan-26.02", False] < 77, "its AdamW is one kernel"
+    assert memory(*job, global_batch=16, seq_len=4096, zero_stage=1, ep=8, expandable_segments=True) == memory(
+        *job, global_batch=16, seq_len=4096, zero_stage=1, ep=8
+    ), "as Megatron's recipes have it"
 
 
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan", "nanotron", "pytorch"])

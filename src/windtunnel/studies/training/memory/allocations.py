@@ -83,9 +83,10 @@ class Passes:
             first, other = self.backward_weight, self.later_weight
         return (other, 0) if later and other is not None else (first, self.gradients)
 
-    def events(self, kind: Kind) -> Events:
-        """Of one pass, gradients freed at its end."""
-        return self._events(kind, False)[0]
+    def events(self, kind: Kind, later: bool = False) -> tuple[Events, Events]:
+        """Of one pass; and, with which its gradients are freed when the optimizer has run."""
+        events, gradients = self._events(kind, later)
+        return events[: len(events) - gradients], events[len(events) - gradients :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,46 +98,50 @@ class Resident:
     transient: tuple[int, ...]  # alive together
 
 
-def step_events(actions: list[tuple[Passes, Kind, int]], base: int) -> tuple[Events, NDArray[np.int64]]:
-    """The passes of one step in order: (passes, which of them, key of the micro-batch's slots); and slots' streams.
+class Action(NamedTuple):
+    """One pass of one micro-batch."""
 
-    All passes of one key share their slots.
-    """
+    passes: Passes
+    kind: Kind
+    key: int  # of the micro-batch's slots, which all its passes share
+    later: bool = False  # not the one that makes the gradients
+
+
+def step_events(actions: list[Action], base: int) -> tuple[Events, Events, NDArray[np.int64]]:
+    """The passes of one step in order; what frees the gradients behind the optimizer; and slots' streams."""
     bases: dict[int, int] = {}
     streams: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    parts: list[Events] = []
-    for passes, kind, key in actions:
+    parts, freed = [as_events([])], [as_events([])]
+    for passes, kind, key, later in actions:
         if key not in bases:
             bases[key] = base
             base += len(passes.stream)
             streams.append(passes.stream)
-        events = passes.events(kind).copy()
-        events[:, 0] += bases[key]
-        parts.append(events)
-    all_events = np.concatenate(parts) if parts else as_events([])
-    slots, place = np.unique(all_events[:, 0], return_inverse=True)
-    left = np.bincount(place.ravel(), weights=all_events[:, 1], minlength=len(slots)).astype(np.int64)
-    # What is left goes with the step.
-    return np.concatenate((all_events, np.stack((slots, -left), axis=1)[left > 0])), np.concatenate(streams)
+        for events, into in zip(passes.events(kind, later), (parts, freed), strict=True):
+            into.append(events + np.array([bases[key], 0]))
+    events, gradients = np.concatenate(parts), np.concatenate(freed)
+    slots, place = np.unique(np.concatenate((events, gradients))[:, 0], return_inverse=True)
+    changes = np.concatenate((events[:, 1], gradients[:, 1]))
+    left = np.bincount(place.ravel(), weights=changes, minlength=len(slots)).astype(np.int64)
+    # What else is left goes with the step.
+    return np.concatenate((events, np.stack((slots, -left), axis=1)[left > 0])), gradients, np.concatenate(streams)
 
 
-def two_steps(
-    actions: list[tuple[Passes, Kind, int]], resident: Resident
-) -> tuple[Events, NDArray[np.int64]]:  # fmt: skip
+def two_steps(actions: list[Action], resident: Resident) -> tuple[Events, NDArray[np.int64]]:
     """Events of a rank from its start to the end of its second step, and the stream of each."""
     base = len(resident.first) + len(resident.optimizer)
     parts = [as_events([(slot, size) for slot, size in enumerate(resident.first)])]
     optimizer_events = as_events([(len(resident.first) + slot, size) for slot, size in enumerate(resident.optimizer)])
     streams = [np.zeros(base, np.int64)]
     for number in range(2):
-        events, of_slots = step_events(actions, base)
+        events, gradients, of_slots = step_events(actions, base)
         base += len(of_slots)
         parts.append(events)
         streams += [of_slots, np.zeros(len(resident.transient), np.int64)]
         if number == 0:
             parts.append(optimizer_events)
         transient = as_events([(base + slot, size) for slot, size in enumerate(resident.transient)])
-        parts += [transient, transient * np.array([1, -1])]
+        parts += [transient, transient * np.array([1, -1]), gradients]
         base += len(resident.transient)
     all_events = np.concatenate(parts)
     return all_events, np.concatenate(streams)[all_events[:, 0]]

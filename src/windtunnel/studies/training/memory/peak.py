@@ -37,7 +37,7 @@ from windtunnel.studies.training.lowering.shards.pipelined_shards import (
     unmerged_chunks,
 )
 from windtunnel.studies.training.lowering.step import LoweredStep
-from windtunnel.studies.training.memory.allocations import Load, Passes, Resident, two_steps
+from windtunnel.studies.training.memory.allocations import Action, Load, Resident, two_steps
 from windtunnel.studies.training.memory.model_state import MOMENT_BYTES, State, state_bytes
 from windtunnel.studies.training.memory.saved_tensors import keeping
 from windtunnel.studies.training.schedules import TRAITS, Kind, Schedule
@@ -132,12 +132,9 @@ def least_reserved(layout: Layout) -> float:
 
 def _slack(layout: Layout) -> float:
     """So many times what is allocated is reserved at least."""
-    if _exact(layout):
+    if _exact(layout) or keeping(layout.plan.framework).fsdp2:  # FSDP2 records no streams
         return 1.0
-    keep, slack = keeping(layout.plan.framework), memory_document()["slack"]
-    if keep.expandable:
-        return 1.0 if keep.fsdp2 else 1.0 + float(slack["expandable"])
-    return 1.0 + float(slack["segments"])
+    return 1.0 + float(memory_document()["slack"]["expandable" if _expandable(layout) else "segments"])
 
 
 def outside_bytes(layout: Layout) -> int:
@@ -153,8 +150,12 @@ def _exact(layout: Layout) -> bool:
 
 def _headroom(layout: Layout) -> float:
     """0 where the allocator has nothing that it could give back: a CPU's, or one whose segments expand."""
-    holds_to_all = _exact(layout) or keeping(layout.plan.framework).expandable
-    return 0.0 if holds_to_all else float(memory_document()["headroom"])
+    return 0.0 if _exact(layout) or _expandable(layout) else float(memory_document()["headroom"])
+
+
+def _expandable(layout: Layout) -> bool:
+    stated = layout.plan.expandable_segments
+    return keeping(layout.plan.framework).expandable if stated is None else stated
 
 
 class _Ranks:
@@ -162,7 +163,8 @@ class _Ranks:
 
     def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> None:
         self.layout, self.pieces, self.schedule = layout, pieces, schedule
-        self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
+        self.keep = keeping(layout.plan.framework)
+        self.expandable = _expandable(layout)
         self.width, self.forward_only = layout.gradient_bytes, layout.plan.task == "forward"
         self.pieces_of = [[pieces[v] for v in row] for row in schedule.virtual_stage]
         self.loads = self._loads_of_actions()
@@ -188,11 +190,11 @@ class _Ranks:
 
     def get_through(self, here: Sequence[int]) -> bool:
         """Whether all requests of these ranks find place, with headroom, once what is only cached was given back."""
-        if _exact(self.layout) or self.keep.expandable or self.forward_only:
+        if _exact(self.layout) or self.expandable or self.forward_only:
             return False
         usable = self.layout.cluster.gpu.usable_memory_bytes
         most = (usable - outside_bytes(self.layout)) / (1.0 + _headroom(self.layout))
-        room = int(most / (1.0 + float(self.slack["segments"])))
+        room = int(most / _slack(self.layout))
         return max(self.allocated[rank] for rank in here) <= room and all(
             self._replay(rank, room).oom_event is None for rank in self._shown(here)
         )
@@ -243,14 +245,20 @@ class _Ranks:
     def _loads_of_actions(self) -> NDArray[np.float64]:
         """float64[fields of `Load`, actions]: of every rank's actions, the first that make gradients told apart."""
         schedule = self.schedule
-        kind, stage, later = schedule.kind, schedule.stage_of, np.ones(len(schedule.kind), np.intp)
-        later[schedule.first_backward[schedule.first_backward >= 0]] = 0
-        loads = self._loads()[later, kind, stage].astype(np.float64).T.copy()
+        kind, stage = schedule.kind, schedule.stage_of
+        loads = self._loads()[self._later.astype(np.intp), kind, stage].astype(np.float64).T.copy()
         if self.forward_only:  # nothing stays for a backward pass, and there is none
             adds, most, learned, learns = loads
             adds[:] = learned[:] = learns[:] = 0.0
             most[kind != Kind.FORWARD] = 0.0
         return loads
+
+    @cached_property
+    def _later(self) -> NDArray[np.bool_]:
+        """Of every action, whether gradients are there when it begins or it makes none."""
+        later = np.ones(len(self.schedule.kind), np.bool_)
+        later[self.schedule.first_backward[self.schedule.first_backward >= 0]] = False
+        return later
 
     def _walk(self, rank: int) -> _Walk:
         """Through the rank's actions, to the one that holds the most."""
@@ -291,7 +299,7 @@ class _Ranks:
     @cached_property
     def reserved(self) -> list[int]:
         """Reserved bytes of every rank class."""
-        if _exact(self.layout) or (self.keep.expandable and not self.keep.fsdp2) or self.forward_only:
+        if _exact(self.layout) or (self.expandable and not self.keep.fsdp2) or self.forward_only:
             return self._with_slack(self.allocated)  # one stream, and pages that can be anywhere
         capacity = self.layout.cluster.gpu.usable_memory_bytes - outside_bytes(self.layout)
         shown = self._shown(range(self.schedule.stages))
@@ -308,7 +316,7 @@ class _Ranks:
     def _shown(self, here: Sequence[int]) -> list[int]:
         """The rank classes that are replayed: the fullest, and perhaps the first."""
         fullest = max(here, key=self.allocated.__getitem__)
-        return sorted({fullest} if self.keep.expandable else {min(here), fullest})
+        return sorted({fullest} if self.expandable else {min(here), fullest})
 
     def _replay(self, rank: int, capacity: int, *, beyond: bool = False) -> AllocatorResult:
         """Two steps of a rank class whose allocator may reserve `capacity` bytes.
@@ -316,31 +324,34 @@ class _Ranks:
         `beyond`: and more, where nothing that it can give back is enough.
         """
         events, stream = two_steps(self._actions(rank), self._resident(rank))
-        expandable = self.keep.expandable
         if not beyond or int(np.cumsum(events[:, 1]).max(initial=0)) <= capacity:
             bounded = replay_allocator(
-                events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
+                events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=self.expandable
             )
             if not beyond or bounded.oom_event is None:
                 return bounded
-        return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
+        return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=self.expandable)
 
     def _events(self, rank: int) -> int:
         """Of two steps, without what is outside of passes."""
-        return 2 * sum(len(passes.events(kind)) for passes, kind, _ in self._actions(rank))
+        return 2 * sum(len(action.passes.events(action.kind)[0]) for action in self._actions(rank))
 
-    def _actions(self, rank: int) -> list[tuple[Passes, Kind, int]]:
-        """The rank's passes of the micro-batches that have begun by its peak, and of the next: then all repeats."""
+    def _actions(self, rank: int) -> list[Action]:
+        """The rank's passes of the micro-batches that have begun by its peak, and of the next: then all repeats.
+
+        And those that make the gradients.
+        """
         schedule, walk = self.schedule, self.drafts[rank][1]
         peak = walk.at if walk.of_passes is None else walk.of_passes  # the optimizer's step follows in any case
         window = schedule.of_rank(rank)
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
         key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
         begins = np.flatnonzero(kind == Kind.FORWARD)
+        later = self._later[window]
         keys = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
-        wanted = np.isin(key, keys)
-        rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
-        return [(self.pieces[v].passes, Kind(k), name) for v, k, name in rows]
+        wanted = np.isin(key, keys) | np.isin(key, key[~later])
+        rows = zip(*(values[wanted].tolist() for values in (stage, kind, key, later)), strict=True)
+        return [Action(self.pieces[v].passes, Kind(k), name, after) for v, k, name, after in rows]
 
     def _resident(self, rank: int) -> Resident:
         """Tensors outside of passes."""
@@ -359,8 +370,7 @@ class _Ranks:
         transient = self._updated(pieces)
         if layout.habits.pure_precision:
             share, made_later = 1.0, state.optimizer / moments
-        if layout.habits.pure_precision or (fresh_gradients(layout) and layout.micro_batches == 1):
-            transient = [*(int(state.gradients * weight / whole) for weight in weights), *transient]
+        if fresh_gradients(layout):  # the passes make them
             state = replace(state, gradients=0.0)
         first += [int(size) for piece in pieces for size in (piece.whole_bytes, piece.summed_bytes)]
         first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *self._buckets(pieces)]
@@ -398,12 +408,15 @@ class _Ranks:
     def _updated(self, pieces: list[Piece]) -> list[int]:
         """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat.
 
-        In plain PyTorch what AdamW computes: the roots of all second moments; or on a CPU, which updates tensor by
-        tensor, roots and divisor of one tensor while the divisor of the one before is still there.
+        Of PyTorch's AdamW over lists of tensors what it computes: the roots of all second moments; or on a CPU, which
+        updates tensor by tensor, roots and divisor of one tensor while the divisor of the one before is still there.
         """
         layout = self.layout
         if self.forward_only:
             return []
+        if self.keep.foreach_releases and (layout.plan.release or "").startswith(self.keep.foreach_releases):
+            weights, learned = _weights(pieces), self._held_state(pieces).gradients
+            return [int(learned * weight / sum(weights)) for weight in weights]
         if layout.habits.pure_precision and layout.plan.optimizer == "adam":
             sizes = [int(self.width * value) for value in tensors_of(pieces)]
             if not _exact(layout):

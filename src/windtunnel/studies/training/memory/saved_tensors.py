@@ -37,6 +37,7 @@ class Keeping:
     fsdp2: bool
     torch_pipelining: bool
     loss: Mapping[str, Any]
+    foreach_releases: tuple[str, ...] = ()
     adapter_outputs: bool = False  # eagerly, what an adapter makes is scaled and added by kernels of their own
     quantised_weights: bool = False  # copies that the forward pass made of weights that it gathered
 
@@ -58,7 +59,7 @@ def keeping(framework: str, release: str | None = None) -> Keeping:
     older = fields.pop("loss_of_releases", None)
     if older is not None and release is not None and release.startswith(tuple(older["names"])):
         fields["loss"] = older
-    return Keeping(**fields)
+    return Keeping(foreach_releases=tuple(fields.pop("foreach_releases", ())), **fields)
 
 
 class WeightGradient(NamedTuple):
