@@ -117,10 +117,11 @@ def _ranked(answer: Plans, address: Callable[[Planned], str]) -> Table:
 
 def _searched(answer: Plans) -> str:
     space = answer.space
+    unseen = "by a bound on time" if answer.gap == 0 else "by a bound on time or not reached"
     return (
         f"{space['legal']:,} legal plans of {space['structures']:,} structures; {space['replayed']:,} replayed event by"
         f" event, {space['excluded_by_memory']:,} excluded by memory,"
-        f" {space['bounded'] - space['excluded_by_memory']:,} by a bound on time. {proof(answer)} Searched for"
+        f" {space['bounded'] - space['excluded_by_memory']:,} {unseen}. {proof(answer)} Searched for"
         f" {answer.seconds:.1f} s."
     )
 
