@@ -103,7 +103,7 @@ def test_where_nothing_fits_each_plan_needs_more_than_there_is(case: str) -> Non
             assert least > search.space.cluster.gpu.usable_memory_bytes or not search.state_alone
             degrees = (plan.tp, plan.pp, plan.cp, plan.ep, laid.etp)
             needed[degrees] = min(least, needed.get(degrees, least))
-    told = search.nearest(len(needed) + 1)
+    told = search.misfits.nearest(len(needed) + 1)
     assert len(told) == len(needed)  # one of each choice of degrees
     if search.state_alone:
         assert [one.needed_bytes for one in told] == sorted(needed.values())

@@ -11,8 +11,9 @@ from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import Model
 from windtunnel.studies.planning.answer import Miss, Planned, Remedy
 from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.misfits import Missed
 from windtunnel.studies.planning.oracle import Layout, host_holds, laid_out, memory_bytes, straggling
-from windtunnel.studies.planning.search import Missed, Search
+from windtunnel.studies.planning.search import Search
 from windtunnel.studies.planning.space import Space
 
 NEAREST_TOLD = 3

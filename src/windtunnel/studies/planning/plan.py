@@ -250,7 +250,7 @@ def plan(
     )  # fmt: skip
     if not ranked:
         search = whole_space[id(main)]
-        missed = search.nearest(NEAREST_TRIED)
+        missed = search.misfits.nearest(NEAREST_TRIED)
         result = replace(
             result,
             nearest=nearest(search, missed),

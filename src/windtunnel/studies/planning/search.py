@@ -28,6 +28,7 @@ from time import monotonic
 from windtunnel.errors import UserError
 from windtunnel.studies.planning.ahead import MEMORY, RESULT, STEP
 from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.misfits import Misfits, Missed, Unmeasured
 from windtunnel.studies.planning.oracle import Layout, Replayed, laid_out, memory_bytes, step_ns
 from windtunnel.studies.planning.space import (
     SAVINGS,
@@ -53,25 +54,6 @@ class Found:
     layout: Layout
     replay: Replayed
     score_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """A structure with a saving that does not fit, and how much it needs."""
-
-    layout: Layout
-    needed_bytes: int
-    exact: bool  # else at least
-
-
-@dataclass(frozen=True, slots=True)
-class Unmeasured:
-    """What does not fit by its state alone: a structure with a saving, with any, or a whole family with any."""
-
-    layout: Layout
-    needed_bytes: int  # at least
-    saving: dict[str, object] | None = None
-    family: Family | None = None
 
 
 @dataclass(slots=True)
@@ -150,8 +132,7 @@ class Search:
         self._start_s = start = self._now()
         self._heap: list[Node] = []
         self._number = 0
-        self._missed: list[Missed | Unmeasured] = []
-        self._even_states: dict[tuple[int, ...], int] = {}  # bytes, by degrees
+        self.misfits = Misfits(self.space, self.bounds, self.capacity_bytes, self.head_room)
         self._replayed_nodes: list[Node] = []  # that have come up
         self.counts = Counts()
         self._shortest_s = inf
@@ -205,68 +186,7 @@ class Search:
 
         A shorter length has no degree that a longer one has not, and micro-batches of one sequence are always tried.
         """
-        return self.listed and not self._heap and all(isinstance(unfit, Unmeasured) for unfit in self._missed)
-
-    def nearest(self, most: int) -> list[Missed]:
-        """After a run: what does not fit, that which needs least first, one of each choice of degrees.
-
-        What is known by its state alone is looked at more closely once no other may need less.
-        """
-        seen: set[tuple[int, ...]] = set()
-        missed = list(self._missed)
-        order = [(unfit.needed_bytes, isinstance(unfit, Missed), place) for place, unfit in enumerate(missed)]
-        heapq.heapify(order)
-        nearest: list[Missed] = []
-        while order and len(nearest) < most:
-            unfit = missed[heapq.heappop(order)[2]]
-            if _degrees(unfit.layout) in seen:
-                continue
-            if isinstance(unfit, Missed):
-                seen.add(_degrees(unfit.layout))
-                nearest.append(unfit)
-                continue
-            for closer in self._closer(unfit):
-                heapq.heappush(order, (closer.needed_bytes, isinstance(closer, Missed), len(missed)))
-                missed.append(closer)
-        return nearest
-
-    def _closer(self, unfit: Unmeasured) -> Iterator[Missed | Unmeasured]:
-        """The structures of a family, or the savings of a structure with what each needs at least."""
-        layout = unfit.layout
-        if unfit.family is not None:
-            for structure in members(self.space, unfit.family):
-                yield Unmeasured(structure, self._least_state(structure, self.bounds.state_bytes))
-            return
-        for saving in savings(self.space, layout) if unfit.saving is None else (unfit.saving,):
-            laid = laid_out(layout.model, layout.cluster, layout.user_plan.with_fields(saving))
-            yield Missed(laid, self.bounds.memory_bytes(laid), exact=False)
-
-    def _even_state(self, layout: Layout) -> int:
-        """The least state, however layers lie on stages: the degrees alone decide it."""
-        degrees = _degrees(layout)
-        if degrees not in self._even_states:
-            self._even_states[degrees] = self._least_state(layout, self.bounds.even_state_bytes)
-        return self._even_states[degrees]
-
-    def _least_state(self, layout: Layout, state: Callable[[Layout], int]) -> int:
-        """Bytes that parameters and optimizer take with any saving, at least; 0 where one of them may be refused.
-
-        The first that fits is enough: savings that shard most are looked at first.
-        """
-        if layout.plan.offload_activations:  # with it some ways to recompute are refused
-            return 0
-        least: dict[tuple[object, object], int] = {}
-        for saving in reversed(savings(self.space, layout)):
-            sharded = (saving["zero_stage"], saving.get("shard_group"))
-            if sharded in least:
-                continue
-            try:
-                least[sharded] = state(laid_out(layout.model, layout.cluster, layout.user_plan.with_fields(saving)))
-            except UserError:
-                return 0
-            if least[sharded] <= self._capacity(layout):
-                break
-        return min(least.values())
+        return self.listed and not self._heap and all(isinstance(unfit, Unmeasured) for unfit in self.misfits.all)
 
     def open_nodes(self) -> list[Node]:
         """After a run: what every legal plan that fits is in, or lies under."""
@@ -292,10 +212,10 @@ class Search:
             legal = sum(count(self.space, family.layout, most) for most in family.largest)
             self.counts.structures += len(family.pipelines)
             self.counts.legal += legal
-            state = self._even_state(family.layout)
-            if state > self._capacity(family.layout):
+            state = self.misfits.even_state(family.layout)
+            if state > self.misfits.capacity(family.layout):
                 self.counts.memory += legal
-                self._missed.append(Unmeasured(family.layout, state, family=family))
+                self.misfits.add(Unmeasured(family.layout, state, family=family))
             else:
                 self._listed(family)
             if self._now() > until:
@@ -355,10 +275,10 @@ class Search:
             for layout in members(self.space, node.family):
                 self._push(max(node.key, bounds.work_ns(layout)), STRUCTURE, layout)
         elif node.level == STRUCTURE:
-            state = self._least_state(node.layout, bounds.state_bytes)
-            if state > self._capacity(node.layout):
+            state = self.misfits.least_state(node.layout, bounds.state_bytes)
+            if state > self.misfits.capacity(node.layout):
                 self.counts.memory += count(self.space, node.layout)
-                self._missed.append(Unmeasured(node.layout, state))
+                self.misfits.add(Unmeasured(node.layout, state))
             else:
                 self._push(max(node.key, bounds.structure_ns(node.layout, self._options(node))), SHAPED, node.layout)
         elif node.level == SHAPED:
@@ -390,10 +310,6 @@ class Search:
     def _options(self, node: Node) -> dict[str, tuple[object, ...]]:
         return switches(self.space, node.layout, node.saving or UNSAVED)
 
-    def _capacity(self, layout: Layout) -> int:
-        usable = int(layout.cluster.gpu.usable_memory_bytes * (1.0 - self.head_room))
-        return usable if self.capacity_bytes is None else min(usable, self.capacity_bytes)
-
     def _part(self, node: Node) -> None:
         layout, options = node.layout, self._options(node)
         # What is recomputed does not change what parameters and optimizer take; most savings fail by that alone.
@@ -411,13 +327,13 @@ class Search:
                 self._refused(layout, saving, error)
                 continue
             state = self.bounds.state_bytes(variant) if alike and sharded not in fits else 0
-            if state > self._capacity(variant):
+            if state > self.misfits.capacity(variant):
                 too_much[sharded] = state
                 self._lost_unmeasured(layout, saving, state)
                 continue
             fits.add(sharded)
             least = self.bounds.memory_bytes(variant)
-            if least > self._capacity(variant):
+            if least > self.misfits.capacity(variant):
                 self._lost(variant, saving, least, exact=False)
             else:
                 self._push(max(node.key, self.bounds.recomputed_ns(variant, options)), ROUGH, variant, saving)
@@ -425,7 +341,7 @@ class Search:
     def _lost_unmeasured(self, layout: Layout, saving: dict[str, object], state: int) -> None:
         """A structure with a saving whose state alone does not fit: how much it needs is found if somebody asks."""
         self.counts.memory += leaves(self.space, layout, saving)
-        self._missed.append(Unmeasured(layout, state, saving))
+        self.misfits.add(Unmeasured(layout, state, saving))
 
     def _refused(self, layout: Layout, saving: dict[str, object], error: UserError) -> None:
         self.counts.legal -= leaves(self.space, layout, saving)
@@ -433,11 +349,11 @@ class Search:
 
     def _lost(self, layout: Layout, saving: dict[str, object], needed: int, *, exact: bool) -> None:
         self.counts.memory += leaves(self.space, layout, saving)
-        self._missed.append(Missed(layout, needed, exact))
+        self.misfits.add(Missed(layout, needed, exact))
 
     def _switched(self, node: Node) -> None:
         needed = self.memory(node.layout)
-        if needed > self._capacity(node.layout):
+        if needed > self.misfits.capacity(node.layout):
             self._lost(node.layout, node.saving, needed, exact=True)
             return
         options, first = self._options(node), True
@@ -468,8 +384,3 @@ class Search:
 def _kind(space: Space, layout: Layout) -> tuple[object, ...]:
     """What plans that differ in switches only have in common."""
     return tuple(getattr(layout.plan, name) for name in (*FIELDS, *SAVINGS))
-
-
-def _degrees(layout: Layout) -> tuple[int, ...]:
-    plan = layout.plan
-    return plan.tp, plan.pp, plan.cp, plan.ep, layout.etp
