@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def run(question: Run, outputs: Outputs) -> int:
     """Run, print, write: of rows, what a rank computed, for runs of ranks unlike it (--peer-times)."""
-    from windtunnel.faces.report.emulation_console import report_lines, report_lines_of_several
+    from windtunnel.faces.report.emulation_console import report_lines
     from windtunnel.real.emulate.question import doubts, emulated, emulation_of
 
     if outputs.trace is not None:
@@ -36,11 +36,8 @@ def run(question: Run, outputs: Outputs) -> int:
         tape = outcome.facts["tape"]
         note(f"wrote {emulation.tape[1]}: {tape['communications']:,} communications, {tape['bytes']:,} bytes")
     else:
-        lines = (
-            report_lines_of_several(emulation, answer.outcomes, answer.predicted_step_s)
-            if emulation.ranks
-            else report_lines(emulation, outcome, answer.predicted_step_s)
-        )
+        shown = answer.outcomes if emulation.ranks else outcome
+        lines = report_lines(emulation, shown, answer.predicted_step_s)
         console = stdout()
         for line in lines:
             console.print(line, markup=False, soft_wrap=True)

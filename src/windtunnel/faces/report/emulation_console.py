@@ -11,46 +11,34 @@ from windtunnel.real.emulate.timeline import size_text
 from windtunnel.units import format_many, format_time
 
 
-def report_lines(emulation: Emulation, outcome: Outcome, predicted_s: float | None = None) -> Iterator[str]:
-    """The answer, top line first."""
-    facts = outcome.facts
-    peers = emulation.launch.world_size - 1
-    others = f"{format_many(peers, 'peer')} virtual"
-    yield f"rank {emulation.rank} of {emulation.launch.world_size:,} ran for real, {others}, on {emulation.cluster}"
-    yield from _steps(emulation, outcome, predicted_s)
-    yield from _technique(facts)
-    yield from _memory(facts)
-    yield from _faked(emulation, facts)
-    for text in facts.get("notes") or ():
-        yield f"note: {text}"
-
-
-def report_lines_of_several(
-    emulation: Emulation, outcomes: Mapping[int, Outcome], predicted_s: float | None = None
+def report_lines(
+    emulation: Emulation, outcomes: Outcome | Mapping[int, Outcome], predicted_s: float | None = None
 ) -> Iterator[str]:
-    """The same of several real ranks: their steps and memory one after another, what they share once."""
-    size = emulation.launch.world_size
-    peers = size - len(outcomes)
-    others = "nobody virtual" if not peers else f"{format_many(peers, 'peer')} virtual"
-    ranks = ", ".join(map(str, outcomes))
-    yield f"ranks {ranks} of {size:,} ran for real, each in a process of its own, {others}, on {emulation.cluster}"
-    for rank, outcome in outcomes.items():
-        yield f"rank {rank}"
-        for line in (*_steps(emulation, outcome, None), *_memory(outcome.facts)):
-            yield f"  {line}"
-    if predicted_s is not None:
+    """The answer, top line first; of several real ranks steps and memory one after another, what they share once."""
+    size, several = emulation.launch.world_size, isinstance(outcomes, Mapping)
+    own = outcomes if isinstance(outcomes, Mapping) else {emulation.rank: outcomes}
+    facts, peers = own[emulation.rank].facts, size - len(own)
+    others = f"{format_many(peers, 'peer')} virtual" if peers else "nobody virtual"
+    who = f"ranks {', '.join(map(str, own))}" if several else f"rank {emulation.rank}"
+    apart = ", each in a process of its own" if several else ""
+    yield f"{who} of {size:,} ran for real{apart}, {others}, on {emulation.cluster}"
+    for rank, outcome in own.items():
+        if several:
+            yield f"rank {rank}"
+        lines = (*_steps(emulation, outcome, None if several else predicted_s), *_memory(outcome.facts))
+        yield from (f"{'  ' * several}{line}" for line in lines)
+    if several and predicted_s is not None:
         yield f"predicted   {format_time(predicted_s)} on {emulation.cluster} (the real ranks run on this machine)"
-    facts = outcomes[emulation.rank].facts
     yield from _technique(facts)
     yield from _faked(emulation, facts)
-    missing = facts.get("without_program")
+    missing = facts.get("without_program") if several else None
     if missing:
         more = "" if emulation.captured is not None else ", or give --captured FOLDER"
         yield (
             f"note: no real rank is where {missing:,} virtual ones are in the groups that carry messages: they are"
             f" taken to compute what the first real rank does; name more --ranks{more}"
         )
-    for text in dict.fromkeys(text for outcome in outcomes.values() for text in outcome.facts.get("notes") or ()):
+    for text in dict.fromkeys(text for outcome in own.values() for text in outcome.facts.get("notes") or ()):
         yield f"note: {text}"
 
 

@@ -161,20 +161,19 @@ def _workers(answer: Explanation) -> Heat:
     high = max(max(slow.values()), low + LEAST_SPAN)
     has_places = all(replica >= 0 and stage >= 0 for replica, stage in place.values())
     left_out = f" The slowest {len(names):,} workers of {len(slow):,}." if len(names) < len(slow) else ""
-    if not has_places:
+    if has_places:
+        stages, replicas = (sorted({place[name][part] for name in names}) for part in (1, 0))
+        at = {place[name]: slow[name] for name in names}
+        values = [at.get((replica, stage)) for replica in replicas for stage in stages]
+        columns = Grid("replica", len(replicas), [f"replica {replica}" for replica in replicas])
+        rows = Grid("stage", len(stages), [f"stage {stage}" for stage in stages])
+        note = f"a worker's slowdown is the smaller of its replica's and its stage's.{left_out}"
+    else:
         names.sort(key=_natural)
+        values = [slow[name] for name in names]
+        columns, rows = Grid("worker", len(names), [plain(name) for name in names]), Grid("", 1, [""])
         note = f"slowdown with only this rank as measured, all else ideal.{left_out}"
-        sides = Grid("worker", len(names), [plain(name) for name in names]), Grid("", 1, [""])
-        return Heat("Workers", *sides, [slow[name] for name in names], "slowdown", "x", low, high, note=note)
-    stages, replicas = (sorted({place[name][part] for name in names}) for part in (1, 0))
-    at = {place[name]: slow[name] for name in names}
-    values = [at.get((replica, stage)) for replica in replicas for stage in stages]
-    sides = (
-        Grid("replica", len(replicas), [f"replica {replica}" for replica in replicas]),
-        Grid("stage", len(stages), [f"stage {stage}" for stage in stages]),
-    )
-    note = f"a worker's slowdown is the smaller of its replica's and its stage's.{left_out}"
-    return Heat("Workers", *sides, values, "slowdown", "x", low, high, note=note)
+    return Heat("Workers", columns, rows, values, "slowdown", "x", low, high, note=note)
 
 
 def _natural(name: str) -> tuple[int, str]:

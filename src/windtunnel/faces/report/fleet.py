@@ -15,7 +15,7 @@ from windtunnel.studies.fleet.jobs.lint import LintAnswer
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
 from windtunnel.studies.fleet.packing.study import PackAnswer
-from windtunnel.studies.fleet.sharing.study import Shared, slower_of
+from windtunnel.studies.fleet.sharing.study import OnLink, Shared, slower_of
 from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, left_out
 from windtunnel.studies.fleet.when import When, WhenAnswer
 from windtunnel.units import format_many
@@ -39,7 +39,7 @@ from windtunnel.views import (
     View,
     table_of,
 )
-from windtunnel.views.text import plain, text_of
+from windtunnel.views.text import plain, text_of, texts_of
 
 Amount = float | int | str | None
 CALENDAR_S = 1e9  # a later moment is one since 1970 (September 2001)
@@ -108,22 +108,12 @@ class Fleet:
 
 def answer_document(fleet_answer: FleetAnswer) -> Document:
     """What the command line answers."""
-    own = fleet_answer.run
-    bands = [figure["bands"] for figure in fleet_answer.figures if "bands" in figure]
-    where = (own["trace"], own["cluster"], own["gpus"])
+    own, figures = fleet_answer.run, fleet_answer.figures
+    bands = [figure["bands"] for figure in figures if "bands" in figure]
     omissions = {line for outcome in fleet_answer.outcomes for line in left_out(outcome)}
     warnings = [text for text in fleet_answer.warnings if text not in omissions]
-    return fleet_document(
-        Fleet(
-            *where,
-            fleet_answer.figures,
-            fleet_answer.outcomes,
-            fleet_answer.left_out,
-            fleet_answer.frontier,
-            bands,
-            warnings,
-        )
-    )
+    ran = fleet_answer.outcomes, fleet_answer.left_out, fleet_answer.frontier
+    return fleet_document(Fleet(own["trace"], own["cluster"], own["gpus"], figures, *ran, bands, warnings))
 
 
 def result_document(fleet_result: FleetResult) -> Document:
@@ -370,31 +360,26 @@ def _listed(names: Sequence[str]) -> str:
 def sharing_document(sharing: Shared) -> Document:
     """Jobs on links that they share."""
     views: list[View] = []
-    columns = [
-        Column("jobs"),
-        Column("score", "share"),
-        Column("begin after"),
-        Column("steps, shifted"),
-        Column("not shifted"),
+
+    def times(values: Sequence[float]) -> str:
+        return ", ".join(f"{value:.2f} x" for value in values)
+
+    fields: list[Field[OnLink]] = [
+        *(("jobs", "text", lambda link: ", ".join(link.jobs)), ("score", "share", "score")),
+        (
+            "begin after",
+            "text",
+            lambda link: "drift" if link.shifts_s is None else ", ".join(texts_of(link.shifts_s, "s")),
+        ),
+        *(
+            ("steps, shifted", "text", lambda link: times(link.shifted)),
+            ("not shifted", "text", lambda link: times(link.unshifted)),
+        ),
     ]
     for name, links in sharing.placements.items():
-        slower = sum(slower_of(links)) / len(slower_of(links))
-        if not views:
-            shown = Number(slower - 1, "share")
-            views.append(
-                Headline(f"Steps are {text_of(slower - 1, 'share')} longer than alone.", "placed by fit", shown)
-            )
-        rows: list[list[Cell]] = [
-            [
-                ", ".join(link.jobs),
-                Number(link.score, "share"),
-                "drift" if link.shifts_s is None else ", ".join(text_of(value, "s") for value in link.shifts_s),
-                ", ".join(f"{value:.2f} x" for value in link.shifted),
-                ", ".join(f"{value:.2f} x" for value in link.unshifted),
-            ]
-            for link in links
-        ]
-        views.append(Table(f"Placed {name}", columns, rows))
+        slower = Number(sum(slower_of(links)) / len(slower_of(links)) - 1, "share")
+        views += [] if views else [Headline(f"Steps are {text_of(slower)} longer than alone.", "placed by fit", slower)]
+        views.append(table_of(f"Placed {name}", links, fields))
     title = f"{sum(len(link.jobs) for link in sharing.placements['by fit'])} jobs on shared links"
     return Document("traffic in turns", title, views, [], sharing.source)
 

@@ -195,7 +195,9 @@ class Page:
             resolved = resolved_of(self.result(form))
         except UserError:  # its own line of the table says so
             resolved = {}
-        answered = [point for point in answers if not point.problem]
+        answered = [point for point in answers if point.result]
+        now = next((point.result for point in answered if point.now), None)
+        fitting = [point for point in answered if point.result and point.result.status == "ok"]
         return self.draw(
             "points.html.j2",
             vary=VARIED[values.get("vary", "tp")],
@@ -203,10 +205,9 @@ class Page:
             resolved=resolved,
             slow=values.get("vary") == "slow",
             points=answers,
-            best=min((point for point in answered if point.fits), key=lambda point: point.step_time_s, default=None),
-            now_s=next((point.step_time_s for point in answered if point.now), 0.0),
-            now_p5_s=next((point.p5_s for point in answered if point.now), 0.0),
-            longest_s=max((point.p95_s for point in answered), default=1.0) or 1.0,
+            best=min(fitting, key=lambda point: point.step_time_s, default=None),
+            now=now,
+            longest_ns=max((point.result.step_time_p95_ns for point in answered if point.result), default=1) or 1,
             fullest=max([1.0, *(point.memory_share for point in answered)]),
             dearest=max((point.dollars_per_million_tokens(price) for point in answered), default=1.0) or 1.0,
         )

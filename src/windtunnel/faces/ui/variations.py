@@ -57,18 +57,24 @@ class Point:
 
     value: str
     now: bool  # what the question says itself
+    result: Result | None = None
     problem: str = ""  # why there is no answer
-    step_time_s: float = 0.0
-    p5_s: float = 0.0
-    p95_s: float = 0.0
-    memory_share: float = 0.0
-    tokens_per_s: float = 0.0
-    gpus: int = 0
-    fits: bool = True
+
+    @property
+    def step_time_s(self) -> float:
+        """Of what is answered."""
+        return self.result.step_time_s if self.result else 0.0
+
+    @property
+    def memory_share(self) -> float:
+        """How full the fullest GPU is."""
+        result = self.result
+        return result.peak_memory.device_bytes / max(result.memory_capacity_bytes, 1) if result else 0.0
 
     def dollars_per_million_tokens(self, price_per_gpu_hour: float) -> float:
         """What a million tokens cost at a price of a GPU-hour."""
-        return price_per_gpu_hour * self.gpus / HOURS / self.tokens_per_s * 1e6 if self.tokens_per_s else 0.0
+        rate = self.result.tokens_per_s if self.result else 0.0
+        return price_per_gpu_hour * self.result.n_gpus / HOURS / rate * 1e6 if self.result and rate else 0.0
 
 
 def values_of(field: str, values: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
@@ -116,18 +122,5 @@ def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
         except UserError as error:
             answers.append(Point(value or "none", now, problem=str(error)))
             continue
-        share = result.peak_memory.device_bytes / max(result.memory_capacity_bytes, 1)
-        answers.append(
-            Point(
-                value=value or "none",
-                now=now or (base is not None and not compare(base, result).spec),
-                step_time_s=result.step_time_s,
-                p5_s=result.step_time_p5_ns / 1e9,
-                p95_s=result.step_time_p95_ns / 1e9,
-                memory_share=share,
-                tokens_per_s=result.tokens_per_s,
-                gpus=result.n_gpus,
-                fits=result.status == "ok",
-            )
-        )
+        answers.append(Point(value or "none", now or (base is not None and not compare(base, result).spec), result))
     return answers

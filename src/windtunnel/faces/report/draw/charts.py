@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from windtunnel.views import Axis, Bars, Column, Curve, Heat, Lanes, Limit, Series
-from windtunnel.views.text import plain, round_step, scale_of, text_of
+from windtunnel.views.text import plain, round_step, scale_of, text_of, texts_of
 
 SIDE = 1000.0
 TICKS = 5
@@ -233,9 +233,15 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def bar_ticks(view: Bars, scale: float) -> tuple[Tick, ...]:
-    """Below several bars on one scale."""
-    return Scale(Axis("", view.unit, low=0.0, high=scale), (), from_zero=True).ticks(view.unit)
+def bars_of(view: Bars) -> Data:
+    """Several bars on one scale: its end, its ticks where bars have parts, what colours mean, and lengths as text."""
+    lengths = [bar.length for bar in view.bars]
+    scale = 1.02 * (max([*lengths, *(bar.limit or 0.0 for bar in view.bars)]) or 1.0)
+    several = any(len(bar.parts) > 1 for bar in view.bars)
+    keys = {(part.colour, plain(part.label)): None for bar in view.bars for part in bar.parts} if several else {}
+    axis = Scale(Axis("", view.unit, low=0.0, high=scale), (), from_zero=True)
+    ticks = axis.ticks(view.unit) if several else ()
+    return {"scale": scale, "ticks": ticks, "colours": list(keys), "texts": texts_of(lengths, view.unit)}
 
 
 def lanes_data(view: Lanes) -> Data:

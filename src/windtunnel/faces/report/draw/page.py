@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.faces.report.draw.charts import Chart, Data, Tick, bar_ticks, chart_of, heat_data, lanes_data
+from windtunnel.faces.report.draw.charts import Data, bars_of, chart_of, heat_data, lanes_data
 from windtunnel.faces.report.draw.console import command_lines
 from windtunnel.faces.report.draw.markdown import markdown_of
-from windtunnel.faces.report.draw.shared import Legend, is_empty, legend_of, table_cells
+from windtunnel.faces.report.draw.shared import is_empty, legend_of, table_cells
 from windtunnel.files.write import write_atomically
-from windtunnel.views import Bars, Column, Curve, Document, Heat, Lanes, Table, View
-from windtunnel.views.text import band_text, duration, plain, text_of, texts_of
+from windtunnel.views import Bars, Curve, Document, Heat, Lanes, Table, View
+from windtunnel.views.text import band_text, duration, plain, text_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -31,21 +32,14 @@ SCRIPT = "views.js"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A view with what the template needs of it."""
+    """A view, and what is reckoned of it: for the template, and for the script."""
 
     id: str
     kind: str
     view: View
-    half: bool = False  # two such beside each other
-    chart: Chart | None = None
-    legend: Legend | None = None
-    scale: float = 1.0
-    ticks: tuple[Tick, ...] = ()
-    keys: tuple[tuple[str, str], ...] = ()
-    texts: tuple[str, ...] = ()
-    cells: tuple[tuple[str, ...], ...] = ()
-    columns: tuple[Column, ...] = ()  # of the cells, as they are shown
-    data: Data | None = None
+    half: bool  # two such beside each other
+    drawn: object
+    data: Data | None
 
 
 @lru_cache
@@ -115,50 +109,30 @@ def sections_of(views: Sequence[View]) -> list[Section]:
         kind = type(view).__name__.lower()
         name = re.sub(r"[^a-z0-9]+", "-", getattr(view, "title", "").lower()).strip("-")[:40] or kind
         used[name] = used.get(name, 0) + 1
-        sections.append(_section(view, kind, name if used[name] == 1 else f"{name}-{used[name]}", half))
+        name = name if used[name] == 1 else f"{name}-{used[name]}"
+        sections.append(Section(name, kind, view, half, *_drawn(view)))
     return sections
 
 
 def _halves(views: Sequence[View]) -> list[bool]:
     """Pictures in a row stand in pairs."""
-    alone = [isinstance(view, Curve) and len({series.panel for series in view.series}) == 1 for view in views]
-    halves = [False] * len(views)
-    at = 0
-    while at + 1 < len(views):
-        if alone[at] and alone[at + 1]:
-            halves[at] = halves[at + 1] = True
-            at += 1
-        at += 1
+    halves: list[bool] = []
+    for single, row in groupby(isinstance(view, Curve) and len({s.panel for s in view.series}) == 1 for view in views):
+        count = len(list(row))
+        halves += [single and at < count // 2 * 2 for at in range(count)]
     return halves
 
 
-def _section(view: View, kind: str, name: str, half: bool) -> Section:
-    if isinstance(view, Curve):
-        chart = chart_of(view)
-        return Section(name, kind, view, half, chart=chart, data={"plots": [plot.data for plot in chart.plots]})
-    if isinstance(view, Lanes):
-        return Section(name, kind, view, data=lanes_data(view))
-    if isinstance(view, Heat):
-        return Section(name, kind, view, data=heat_data(view))
-    if isinstance(view, Table):
-        shown, cells = table_cells(view)
-        return Section(name, kind, view, cells=tuple(map(tuple, cells)), columns=tuple(shown))
-    if isinstance(view, Bars):
-        return _bars_section(view, kind, name)
-    return Section(name, kind, view)
-
-
-def _bars_section(view: Bars, kind: str, name: str) -> Section:
-    if len(view.bars) == 1:  # of a difference, on both sides of nothing
-        legend = legend_of(view)
-        sizes = [abs(part.value) for part, *_ in legend.rows]
-        return Section(name, kind, view, legend=legend, scale=max(sizes) if view.signed else sum(sizes))
-    lengths = [bar.length for bar in view.bars]
-    most = max([*lengths, *(bar.limit or 0.0 for bar in view.bars)]) or 1.0
-    several = any(len(bar.parts) > 1 for bar in view.bars)
-    keys = {(part.colour, plain(part.label)): None for bar in view.bars for part in bar.parts} if several else {}
-    scale = most * 1.02
-    ticks = bar_ticks(view, scale) if several else ()
-    return Section(
-        name, kind, view, scale=scale, ticks=ticks, keys=tuple(keys), texts=tuple(texts_of(lengths, view.unit))
-    )
+def _drawn(view: View) -> tuple[object, Data | None]:
+    match view:
+        case Curve():
+            chart = chart_of(view)
+            return chart, {"plots": [plot.data for plot in chart.plots]}
+        case Lanes() | Heat():
+            data = lanes_data(view) if isinstance(view, Lanes) else heat_data(view)
+            return data, data
+        case Table():
+            return table_cells(view), None
+        case Bars():
+            return legend_of(view) if len(view.bars) == 1 else bars_of(view), None
+    return None, None

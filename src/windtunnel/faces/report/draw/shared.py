@@ -32,6 +32,7 @@ class Legend:
 
     rows: tuple[tuple[Part, str, str, str], ...]
     total: tuple[str, str, str]
+    scale: float  # the whole, or the longest part of a difference
 
 
 def is_empty(view: View) -> bool:
@@ -77,7 +78,9 @@ def legend_of(view: Bars) -> Legend:
     if view.signed or view.unit == "share":
         of_whole, total = [""] * len(values), ""
     labels = [plain(part.label) for part in parts]
-    return Legend(tuple(zip(parts, labels, texts[:-1], of_whole, strict=True)), (plain(view.total), texts[-1], total))
+    rows = tuple(zip(parts, labels, texts[:-1], of_whole, strict=True))
+    scale = max(map(abs, values)) if view.signed else sum(values)
+    return Legend(rows, (plain(view.total), texts[-1], total), scale)
 
 
 def _texts(cells: Sequence[Cell], units: Sequence[str]) -> list[str]:

@@ -7,22 +7,13 @@
     const decimals = Math.max(0, 3 - Math.floor(Math.log10(Math.abs(value))));
     return value.toLocaleString("en-US", { minimumFractionDigits: Math.min(decimals, 9), maximumFractionDigits: Math.min(decimals, 9) });
   }
-  const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]];
-  const AXIS = [[86400e9, "d", 172800e9], [3600e9, "h", 7200e9], [60e9, "min", 120e9], ...UNITS];
-  function duration(ns) {
-    const [size, unit] = UNITS.find(([size]) => Math.abs(ns) >= size) || UNITS[3];
-    return `${significant(ns / size)} ${unit}`;
-  }
+  const TIMES = [[86400, "d", 172800], [3600, "h", 7200], [60, "min", 120], [1, "s", 1], [1e-3, "ms", 1e-3], [1e-6, "us", 1e-6], [1e-9, "ns", 0]];
+  const unitOf = (s) => TIMES.find(([, , least]) => Math.abs(s) >= least);
+  const timeText = (s) => `${significant(s / unitOf(s)[0])} ${unitOf(s)[1]}`;
   const scaled = (value, base, names) => {
     const at = Math.max(0, Math.min(names.length - 1, Math.floor(Math.log(Math.abs(value) || 1) / Math.log(base) + 1e-9)));
     return `${significant(value / base ** at)} ${names[at]}`;
   };
-  function timeText(s) {
-    const size = Math.abs(s);
-    if (size < 120) return duration(s * 1e9);
-    const [unit, name] = size < 7200 ? [60, "min"] : size < 172800 ? [3600, "h"] : [86400, "d"];
-    return `${significant(s / unit)} ${name}`;
-  }
   const WRITE = {
     s: timeText,
     B: (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]),
@@ -211,7 +202,7 @@
       pen.fillText(shown, left + 4, y + laneHeight / 2 + 0.5);
     }
     function axis() {
-      const [size, unit] = AXIS.find(([size, , least]) => ops.first + to >= (least || size)) || AXIS[6];
+      const [seconds, unit] = unitOf((ops.first + to) / 1e9), size = seconds * 1e9;
       const rough = (to - from) / size / Math.max(2, (width - gutter) / 110);  // round in the unit that is said
       const power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough) * size;
@@ -472,7 +463,7 @@
     const amount = (text) => {
       const found = /^([+\u2212-]?)\$?([\d,.]+)\s*(\S*)/.exec(text);
       if (!found) return null;
-      const units = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+      const units = { ...Object.fromEntries(TIMES.map(([size, name]) => [name, size])), KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
       return (found[1] && found[1] !== "+" ? -1 : 1) * Number(found[2].replaceAll(",", "")) * (units[found[3]] || 1);
     };
     [...table.tHead.rows[0].cells].forEach((head, column) => {
