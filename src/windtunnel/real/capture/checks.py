@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
@@ -187,14 +187,17 @@ class Checks:
             return
         trials = [(deciding, _own(value, deciding)) for value in (1e-12, math.inf)]
         for places, trial in (*trials, (clocks, _fast_clock(clocks))):
-            pair = self._parted(rank, log, {**task, **trial.task}) if places else None
-            if pair is None or self._parted(rank, log, {**task, "own": None}) is not None:
+            if not places:
+                continue
+            path, line = places[-1]
+            where = f"{_short(path, outcome)}:{line}"
+            how = f"with what it reads at {where} changed ({trial.otherwise})"
+            pair = self._parted(rank, log, {**task, **trial.task}, how)
+            if pair is None or self._parted(rank, log, {**task, "own": None}, "as it is") is not None:
                 continue  # as it is, too: it draws numbers, and all ranks go by the first one's
             mine, its = pair
             call = mine or its
             assert call is not None
-            path, line = places[-1]
-            where = f"{_short(path, outcome)}:{line}"
             group = log.groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
             words = [f"{entry.words()}{entry.at()}" if entry is not None else "no more" for entry in (mine, its)]
             text = (
@@ -205,13 +208,22 @@ class Checks:
             self.findings.insert(0, Finding(trial.kind, ranks, group, where, text))
             self._refuse(f"the job could hang: {text}")
 
-    def _parted(self, rank: int, log: CallLog, task: Mapping[str, object]) -> _Pair | None:
-        """The first calls that differ when a rank is run again under this task; None where it did not come through."""
+    def _parted(self, rank: int, log: CallLog, task: Mapping[str, object], how: str) -> _Pair | None:
+        """The first calls that differ when a rank is run again under this task; None where it did not come through,
+        which a note says.
+        """
         after = self._workers.again(rank, {**task, "goes_on": False})
         other = self._log(ASIDE)
-        if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
+        if other is None or (after["status"] != "ok" and not after.get("ended")):
+            self._not_compared(rank, how, after.get("message", ""))
             return None
         return first_call_that_differs(log, other, ends=after["status"] != "ok")
+
+    def _not_compared(self, rank: int, how: str, reason: str) -> None:
+        self.notes.append(
+            f"rank {rank}, run again {how}, did not come to the end of the step ({reason}):"
+            " whether that decides what it calls is not known"
+        )
 
     def compare_orders_of_sets(self, task: Mapping[str, object]) -> None:
         """Whether the order of a set decides what a rank calls: it is run again in processes with other hash seeds.
@@ -254,8 +266,10 @@ class Checks:
         settings = {**self._workers.settings, "try_to_load": ()}
         limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
         with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
-            with suppress(ScriptError):
+            try:
                 others.run([rank], {**task, "goes_on": False}, helpers_end=True)
+            except ScriptError as error:
+                self._not_compared(rank, "in a process with another order of sets", str(error))
             yield others
 
     def not_reached(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -105,8 +106,37 @@ def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(
     assert findings(source, tmp_path, monkeypatch) == ([(kind, f"train.py:{line}")] if kind else [])
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("    if loss.item() > 100: raise ValueError('diverged')", ("(where it is inf)", "ValueError: diverged")),
+        (
+            "    if time.time() - last > 10: raise ValueError('late')",
+            ("(where that goes faster)", "ValueError: late"),
+        ),
+        (
+            "    names = list({'a', 'b', 'c', 'd', 'e'})\n    if os.environ.get('PYTHONHASHSEED'): 1 / 0",
+            ("with another order of sets", "ZeroDivisionError"),
+        ),
+    ],
+)
+def test_a_rank_that_does_not_come_through_when_it_is_run_again_is_named(
+    what: str, said: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (HEAD + LOOP.replace("WHAT", what)).replace("import datetime", "import os, datetime")
+    notes = [text for text in captured(source, tmp_path, monkeypatch)["notes"] if "run again" in text]  # type: ignore[attr-defined]
+    assert notes
+    assert all(part in text for text in notes for part in ("rank 0, run again", "is not known", *said)), notes
+
+
 def findings(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Kinds and lines of what a capture says of a script at 4 ranks."""
+    document = captured(source, folder, monkeypatch)
+    return [(one["kind"], one["line"]) for one in document["findings"]]  # type: ignore[attr-defined]
+
+
+def captured(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
+    """What a capture says of a script at 4 ranks."""
     pytest.importorskip("torch")
     from windtunnel.real.capture.arguments import Launch
     from windtunnel.real.capture.checks import FindingsError
@@ -118,10 +148,9 @@ def findings(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list
     (folder / "train.py").write_text(source)
     launch = Launch("train.py", (), is_module=False, world_size=4, local_world_size=4)
     try:
-        found = capture_job(launch, Options(device="cpu"), folder / "out")["findings"]
+        return capture_job(launch, Options(device="cpu"), folder / "out")
     except FindingsError as error:
-        found = error.document["findings"]
-    return [(one["kind"], one["line"]) for one in found]  # type: ignore[attr-defined]
+        return error.document
 
 
 PIPELINE = """

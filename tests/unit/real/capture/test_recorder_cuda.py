@@ -262,5 +262,21 @@ def test_a_process_that_pretended_ends_cleanly() -> None:
 def test_a_gpu_that_a_node_has_not_is_refused_where_it_is_asked_for() -> None:
     with fake_tensors("cuda", gpus=8, local_rank=0):
         torch.cuda.set_device(7)
-        with pytest.raises(RuntimeError, match="invalid device ordinal: cuda:1022 on a node of 8 GPUs"):
+        with pytest.raises(RuntimeError, match=r"invalid device ordinal: cuda:1022 on a node of 8 GPUs; take"):
             torch.cuda.set_device(1022)
+
+
+@pytest.mark.parametrize("device", ["cuda:8", "cuda:1022", 8])
+def test_a_tensor_is_not_put_on_a_gpu_that_the_node_has_not(device: str | int) -> None:
+    with fake_tensors("cuda", gpus=8, local_rank=3):
+        here = torch.ones(2, device="cuda")
+        assert here.to("cuda:7").device.index == 7
+        puts = (
+            lambda: torch.ones(2).to(device),
+            lambda: torch.ones(2).cuda(device),
+            lambda: torch.empty(3, device=device),
+            lambda: torch.nn.Linear(2, 2).to(device),
+        )
+        for put in (*puts, *puts):  # nor where it was asked for before
+            with pytest.raises(RuntimeError, match=r"invalid device ordinal: cuda:(8|-2 .*) on a node of 8 GPUs"):
+                put()

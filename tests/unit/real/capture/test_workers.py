@@ -334,10 +334,11 @@ def test_a_rank_is_run_again_under_another_task_and_what_it_was_stays_known() ->
     with Workers(SETTINGS) as workers:
         workers.run([0, 1], {"does": {"0": "send:1", "1": "wait:0"}})
         after = workers.again(1, {"does": {"1": "fail:no"}})
-        assert after is not None
         assert after["status"] == "error"
         assert workers.outcomes[1]["heard"] == "0"
-        assert workers.again(0, {"does": {}}) is not None
+        assert workers.again(0, {"does": {}})["status"] == "ok"
+        hung = workers.again(1, {"does": {"1": "wait:2"}})
+        assert (hung["status"], "rank 2 ended without sending" in hung["message"]) == ("hangs", True)
 
 
 def test_a_rank_that_alone_raises_is_a_finding() -> None:

@@ -37,10 +37,18 @@ class PretendedCuda:
     _streams: int = 0
     _watchers: list[Callable[[int], None]] = field(default_factory=list)
 
+    def check(self, device: int) -> None:
+        """Raise what a real machine raises where the node has no such device."""
+        if not 0 <= device < self.count:
+            wraps = " (`torch.device` keeps a number in 8 bits: 1022 becomes -2)" if device < 0 else ""
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal: cuda:{device}{wraps} on a node of {self.count} GPUs;"
+                " take LOCAL_RANK for the device, not RANK"
+            )
+
     def set_device(self, device: int) -> int:
         """Make another device the current one; returns the one before."""
-        if not 0 <= device < self.count:
-            raise RuntimeError(f"CUDA error: invalid device ordinal: cuda:{device} on a node of {self.count} GPUs")
+        self.check(device)
         before, self.device = self.device, device
         if device != before:
             for watcher in self._watchers:

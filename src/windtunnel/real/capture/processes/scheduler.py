@@ -203,13 +203,15 @@ class Workers:
                     self._take(answer["ended"], answer["status"])
             self._look_for_hangs(waiting, bool(queue))
 
-    def again(self, rank: int, task: Mapping[str, object]) -> Outcome | None:
-        """What becomes of a rank under another task; None where it hangs. What became of it before stays known."""
-        before = self.outcomes.pop(rank)
-        with suppress(ScriptError):
+    def again(self, rank: int, task: Mapping[str, object]) -> Outcome:
+        """What becomes of a rank under another task, if only that it hangs. What became of it before stays known."""
+        before, reason = self.outcomes.pop(rank), ""
+        try:
             self.run([rank], task, helpers_end=True)
+        except ScriptError as error:
+            reason = str(error)
         self._end_helpers()
-        after = self.outcomes.pop(rank, None)
+        after = self.outcomes.pop(rank, {"status": "hangs", "message": reason})
         self.outcomes[rank] = before
         return after
 

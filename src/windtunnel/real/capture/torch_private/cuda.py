@@ -33,7 +33,7 @@ def replace_torch_cuda(
     _graphs(patches, refuse)
     _tensors(patches)
     _accelerator(patches, state)
-    _fake_tensors(patches)
+    _fake_tensors(patches, state)
     _autograd(stack, state)
     _attention(stack, state)
     _one_kernel_on_a_gpu(stack)
@@ -339,11 +339,20 @@ def _tensors(patches: Replacements) -> None:
     patches.set(torch.Tensor, "is_pinned", lambda self, device=None: False)
 
 
-def _fake_tensors(patches: Replacements) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def _fake_tensors(patches: Replacements, state: PretendedCuda) -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     # As on a machine without a GPU: make no real tensor on the device to learn from.
     patches.set(FakeTensorMode, "avoid_device_init", property(lambda self: True))
+    make = FakeTensor.__new__
+
+    def make_on_a_gpu_of_this_node(cls: type, *args: object, **kwargs: object) -> object:
+        tensor = make(cls, *args, **kwargs)
+        if tensor.fake_device.type == "cuda":  # with the index of the current device where none was asked for
+            state.check(tensor.fake_device.index)
+        return tensor
+
+    patches.set(FakeTensor, "__new__", staticmethod(make_on_a_gpu_of_this_node))
 
 
 def _autograd(stack: ExitStack, state: PretendedCuda) -> None:
