@@ -123,20 +123,20 @@ def _need(row: Row, *names: str) -> None:
 
 def _model(row: Row) -> tuple[Model, str | None]:
     """The row's model, and what had to be assumed of it."""
-    from windtunnel.physics.model import FAMILIES
+    from windtunnel.physics.model import families
 
     if row.hidden is None and _catalogue_name(row):
         return _shipped(row), "sizes not stated, taken from the catalogue's model of that name"
     _need(row, "hidden", "layers", "heads", "ffn", "vocab", "seq_len")
     family = wording.family_of(row)
-    if _catalogue_name(row) and (not row.model_family or family not in FAMILIES):
+    if _catalogue_name(row) and (not row.model_family or family not in families()):
         try:
             return _shipped(row), None
         except UnreadableError:
-            if family not in FAMILIES or row.moe:  # routing and latent attention are not what plain numbers say
+            if family not in families() or row.moe:  # routing and latent attention are not what plain numbers say
                 words = f"{row.model} with other sizes than the catalogue's, {AS_LLAMA}"
                 return _from_numbers(row, "llama", None), words
-    if family not in FAMILIES:
+    if family not in families():
         return _from_numbers(row, "llama", None), f"model family {row.model_family!r} not known, {AS_LLAMA}"
     tied = True if "tied embeddings" in row.notes.lower() else None
     model = _from_numbers(row, family, tied)

@@ -188,7 +188,7 @@ def _attention(
         if not square:
             extra = _WINDOW_BAND if cuts else _UNMASKED_BAND
             price = price.widened(-extra, extra, price.source)
-        memory_s = bytes_total / (gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0])
+        memory_s = bytes_total / roofline.streamed_bytes_per_s(gpu)
         products_s = 4.0 * query_rows * mean_length * mean_dim / gpu.peak_flops("bf16")
         price = _at_least(_scaled(costs, price, bytes_total, products_s, table.grid.shortest_s), memory_s)
     if dtype in ("fp32", "fp64"):  # no flash kernel takes it: the fused one that does computes at that rate
@@ -262,11 +262,9 @@ def _scaled(
         price = price.scaled(seconds / price.seconds).widened(-0.15, 0.15, source)
         return _at_least(price, products_s / roofline.gemm_efficiency(costs.gpu, "bf16").peak)
     seconds = roofline.borrowed_s(costs.gpu, price.seconds, bytes_total, products_s, dtype, shortest_s)
-    price = price.scaled(seconds / price.seconds)
-    price = price.widened(-0.05, 0.05, source)
+    price = price.scaled(seconds / price.seconds).widened(-0.05, 0.05, source)
     if scale.memory < compute:
-        efficiency, _ = roofline.memory_efficiency(costs.gpu)
-        price = _at_least(price, bytes_total / (costs.gpu.memory_bandwidth_bytes_per_s * efficiency))
+        price = _at_least(price, bytes_total / roofline.streamed_bytes_per_s(costs.gpu))
     return price
 
 

@@ -54,33 +54,33 @@ def scan_price(gpu: Gpu, op: Operation, *, backward: bool) -> Price:
 
 def mixer_s(gpu: Gpu, framework: str, mixer: Recurrent, tokens: float, sequences: float, tp: int) -> float:
     """One layer in serving on one of `tp` ranks: `tokens` of each sequence, 1 in decoding."""
-    heads = -(-mixer.heads // tp)
-    if tokens > 1:
-        seconds = scan_s(gpu, framework, mixer.form, heads, mixer.head_dim, mixer.value_head_dim, tokens, sequences)
-    else:
-        seconds = _decode_s(gpu, framework, mixer.form, heads, mixer.head_dim, mixer.value_head_dim, sequences)
+    sizes = -(-mixer.heads // tp), mixer.head_dim, mixer.value_head_dim
+    phase = "context" if tokens > 1 else "generation"
+    seconds = scan_s(gpu, framework, mixer.form, *sizes, tokens, sequences, phase)
     if seconds is not None:
         return seconds
     chunk = int(min(mixer.chunk, tokens))
-    flops = (
-        tokens * sequences * mixer.scan_flops(chunk) / tp if tokens > 1 else 0.0
-    )  # in decoding the state's bytes rule
+    # In decoding the state's bytes rule.
+    flops = tokens * sequences * mixer.scan_flops(chunk) / tp if tokens > 1 else 0.0
     moved = 2.0 * tokens * (mixer.in_width + mixer.conv_channels + mixer.heads * mixer.value_head_dim)
     states = 2.0 * mixer.state_bytes() * math.ceil(tokens / chunk)
     return _roofline_s(gpu, flops, sequences * (moved + states) / tp) + 2 * roofline.launch_floor_s()
 
 
 def scan_s(
-    gpu: Gpu, framework: str, form: str, heads: float, d: float, dv: float, tokens: float, sequences: float
+    gpu: Gpu,
+    framework: str,
+    form: str,
+    heads: float,
+    d: float,
+    dv: float,
+    tokens: float,
+    sequences: float,
+    phase: str = "context",
 ) -> float | None:
     """Over `tokens` of each of so many sequences, as measured; None where it was not."""
-    table = _table(gpu, framework, form, "context", heads, d, dv)
+    table = _table(gpu, framework, form, phase, heads, d, dv)
     return None if table is None else table[0].at(max(1.0, sequences), max(1.0, tokens)) * table[1]
-
-
-def _decode_s(gpu: Gpu, framework: str, form: str, heads: float, d: float, dv: float, sequences: float) -> float | None:
-    table = _table(gpu, framework, form, "generation", heads, d, dv)
-    return None if table is None else table[0].at(max(1.0, sequences), 1.0) * table[1]
 
 
 @lru_cache(maxsize=256)

@@ -178,6 +178,7 @@ def _release_parts(release: str) -> tuple[str, tuple[int, ...]]:
 def training_costs(generation: str) -> TrainingCosts:
     """Constants of a GPU generation; one that no run informed takes those that the file names. Raises SpecError."""
     data = training_document()
+    host: dict[str, Any] = data["host"]
     generations, others = data["generations"], data["other_generations"]
     if generation not in generations and generation not in others:
         remedy = "name it in cost/calibration/training.yaml: under generations, or under other_generations"
@@ -188,23 +189,14 @@ def training_costs(generation: str) -> TrainingCosts:
         ),
         measured=generation in generations or others[generation] != "default",
         from_runs=generation in generations or others[generation] != "default",
-        launch_s=data["host"]["launch_s"],
-        backward_launch=_by_framework(data["host"]["backward_launch"], data["host"]["launch_s"]),
-        collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
-        step_per_doubling_s=data["host"]["step_per_doubling_s"],
-        exchange_s=data["host"]["exchange_s"],
-        read_s=data["host"]["read_s"],
         adapter_token_s=_by_generation(data["adapter_token_s"], generation),
-        late_member_s=data["host"]["late_member_s"],
-        graphed_step_share=data["host"]["graphed_step_share"],
         replicas_of_nic=_by_generation(data["replicas_of_nic"], generation),
-        graph_launch_s=data["host"]["graph_launch_s"],
-        compiled_launch_s=data["host"]["compiled_launch_s"],
-        compiled_call_s=data["host"]["compiled_call_s"],
         gathered=data["gathered"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],
-        **data["slowdown"]
+        **host
+        | {name: _by_framework(host[name], host["launch_s"]) for name in ("backward_launch", "collective_launch_s")}
+        | data["slowdown"]
         | {"compute_by_scale_up": _by_generation(data["slowdown"]["compute_by_scale_up"], generation)},
     )
 

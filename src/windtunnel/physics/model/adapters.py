@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from windtunnel.physics.model.layers.parts import product
 from windtunnel.physics.model.operations import KEPT_BYTES, Operation, Shard, Transfer
 
 ADAPTER = "adapter"  # part of an adapter's ops
@@ -113,8 +114,8 @@ def _adapter(
     across = Transfer("all_reduce", "tp", m * rank * w) if summed else None
     joined = Transfer("all_gather", "tp", m * rank * w) if parts > 1 else None
     own = m / shard.tp if summed and shard.sequence_parallel else m
-    yield _product(f"{name} adapter A", (*groups, m, rank / parts, k), w, across or joined)
-    yield _product(f"{name} adapter B", (*groups, own, n, rank), w, None)
+    yield product(f"{name} adapter A", ADAPTER, (*groups, m, rank / parts, k), w, across or joined)
+    yield product(f"{name} adapter B", ADAPTER, (*groups, own, n, rank), w)
     # Scaled, then added to the layer's output; backward scaled, and the two gradients of the input added.
     yield Operation(
         f"{name} adapter sum",
@@ -124,20 +125,4 @@ def _adapter(
         backward_bytes=w * count * (2.0 * own * n + 3.0 * m * k),
         output_bytes=count * own * n * w,
         kernels=2,
-    )
-
-
-def _product(name: str, shape: tuple[float, ...], width: float, after: Transfer | None) -> Operation:
-    *groups, m, n, k = shape
-    count = groups[0] if groups else 1.0
-    return Operation(
-        name,
-        ADAPTER,
-        "grouped_gemm" if groups else "gemm",
-        shape=shape,
-        flops=2.0 * count * m * n * k,
-        saved_bytes=count * m * k * width,
-        output_bytes=count * m * n * width,
-        weight_elements=count * n * k,
-        after=after,
     )

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model.limits import LAYERS_MAX, counted
+
+if TYPE_CHECKING:
+    from windtunnel.physics.model.tower import Tower
 
 PARAMETERS_MAX = 10**16  # a hundred times what anybody has trained; keeps every product inside an int64
 
@@ -346,13 +350,7 @@ class Model:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
         whole = {name: getattr(self, name) for name in self.__slots__ if name not in LEFT_OUT}
         whole = {name: value for name, value in whole.items() if value or name not in SELDOM}
-        repeats: list[tuple[int, Layer]] = []
-        for layer in self.layers:
-            if repeats and (layer is repeats[-1][1] or layer == repeats[-1][1]):
-                repeats[-1] = (repeats[-1][0] + 1, layer)
-            else:
-                repeats.append((1, layer))
-        runs = [{"repeat": count, **asdict(layer)} for count, layer in repeats]
+        runs = [{"repeat": sum(1 for _ in same), **asdict(layer)} for layer, same in groupby(self.layers)]
         counts = {"parameters": self.parameters, "active_parameters": self.active_parameters}
         return {**whole, "notes": list(self.notes), "layers": runs, **counts}
 
@@ -371,60 +369,21 @@ class Model:
         Fewer layers keeps the first ones; more repeats the pattern that the last ones follow. A learned position table
         grows and shrinks with `max_sequence_length`. Raises SpecError on a number out of range.
         """
-        changed: dict[str, Any] = {}
+        changed: dict[str, Any] = {"tied_embeddings": tied_embeddings, "name": name}
         if layers is not None:
             changed["layers"] = _resized(self.layers, counted("layers", layers, LAYERS_MAX))
         if vocab_size is not None:
             changed["vocab_size"] = counted("vocab_size", vocab_size)
         if max_sequence_length is not None:
             changed["max_sequence_length"] = counted("max_sequence_length", max_sequence_length)
-            if self.learned_positions:
-                changed["learned_positions"] = max_sequence_length
+            changed["learned_positions"] = max_sequence_length if self.learned_positions else 0
         if mtp_layers is not None:
             changed["mtp_layers"] = counted("mtp_layers", mtp_layers, LAYERS_MAX, least=0)
-        if tied_embeddings is not None:
-            changed["tied_embeddings"] = tied_embeddings
-        if name is not None:
-            changed["name"] = name
-        return checked(replace(self, **changed))
+        return checked(replace(self, **{key: value for key, value in changed.items() if value is not None}))
 
     @property
     def _outside_layers(self) -> int:
         return self.embedding_parameters + self.head_parameters + self.norm_parameters * self.final_norm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tower:
-    """An encoder of images or of sound beside a text model, and what makes tokens of its patches.
-
-    `encoder`: its layers; `more_weights` are the product that takes a patch in. `patches`: of an image at the config's
-    size (of a clip: rows that layers see), 0 where images come in any; `registers`: rows that the encoder adds to an
-    image's own. `merge`: patches that become one token. `projector`: inputs and outputs of each product over such a
-    token, `projector_more`: what else is learned there.
-    """
-
-    encoder: Model
-    patches: int
-    registers: int
-    merge: int
-    projector: tuple[tuple[int, int], ...]
-    projector_more: int
-
-    @property
-    def projector_parameters(self) -> int:
-        """Parameters of what makes tokens of patches."""
-        return sum(k * n for k, n in self.projector) + self.projector_more
-
-    @property
-    def parameters(self) -> int:
-        """All parameters of the tower."""
-        return self.encoder.parameters + self.projector_parameters
-
-    def forward_flops(self, patches: int) -> tuple[float, float]:
-        """Model FLOPs of one image's forward pass: of the encoder, and of the projector."""
-        rows = patches + self.registers
-        joined = 2.0 * patches / self.merge * sum(k * n for k, n in self.projector)
-        return rows * self.encoder.forward_flops_per_token(rows, "full"), joined
 
 
 def checked(model: Model, where: str | None = None) -> Model:
@@ -448,6 +407,13 @@ def checked(model: Model, where: str | None = None) -> Model:
     return model
 
 
+def notes_of(*models: Model) -> tuple[str, ...]:
+    """What models leave out, for the warnings of whatever prices them; of several models with their names."""
+    named = len({model.name for model in models}) > 1
+    notes = (f"{model.name}: {note}" if named else note for model in models for note in model.notes)
+    return tuple(dict.fromkeys(notes))
+
+
 # Of a model's written form: only where they say something.
 LEFT_OUT = ("layers", "notes", "vision", "sound")
 SELDOM = ("more_weights", "more_parameters", "more_tables", "derived", "tower")
@@ -461,15 +427,11 @@ def _counted(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
     if counts is None:
         if len(_COUNTED) >= COUNTED_KEPT:
             _COUNTED.clear()
-        counts = _COUNTED[id(layers)] = (layers, _count(layers))
+        # By identity, as equal layers of a model are one object: hashing each of 126 costs more than the sums.
+        by_identity = {id(layer): layer for layer in layers}
+        layers_counted = tuple((by_identity[number], n) for number, n in Counter(map(id, layers)).items())
+        counts = _COUNTED[id(layers)] = (layers, layers_counted)
     return counts[1]
-
-
-def _count(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
-    # By identity, as equal layers of a model are one object: hashing each of 126 costs more than the sums.
-    counts = Counter(map(id, layers))
-    by_identity = {id(layer): layer for layer in layers}
-    return tuple((by_identity[number], n) for number, n in counts.items())
 
 
 def _resized(layers: tuple[Layer, ...], n: int) -> tuple[Layer, ...]:

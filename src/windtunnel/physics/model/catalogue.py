@@ -48,8 +48,7 @@ def load_model(spec: str | Path | Mapping[str, object]) -> Model:
         return read_config(spec)
     if not isinstance(spec, str):
         raise SpecError("model", showable(spec), "give a catalogue name, the path of a config.json, or a mapping")
-    name = _resolved(spec)
-    if name is not None and not ("/" in spec and _exists(spec)):
+    if name := _resolved(spec):
         return _shipped(name)
     if spec.startswith((".", "/")) or spec.endswith(".json") or _exists(spec):
         return read_config(Path(spec))
@@ -77,8 +76,7 @@ def stored_as(spec: str | Path | Mapping[str, object]) -> Stored:
     """The number formats of a model's checkpoint; `spec` as in `load_model`. Raises SpecError."""
     if isinstance(spec, Mapping):
         return stored_formats(spec)
-    name = _resolved(spec) if isinstance(spec, str) else None
-    if name is not None and not ("/" in str(spec) and _exists(str(spec))):
+    if isinstance(spec, str) and (name := _resolved(spec)):
         return _shipped_as(name)
     config, path = config_of(Path(spec))
     return stored_formats(config, path.parent if path.name == "config.json" else None)
@@ -89,7 +87,7 @@ def hub_name(spec: str) -> str | None:
 
     An alias may be another checkpoint of the same shape, and has none; an id stays what it is.
     """
-    if "/" in spec and _resolved(spec) is not None and not _exists(spec):
+    if "/" in spec and _resolved(spec) is not None:
         return spec
     if spec.lower() not in catalogue_names():
         return None
@@ -104,7 +102,8 @@ def _shipped_as(name: str) -> Stored:
 
 
 def _resolved(spec: str) -> str | None:
-    if spec.startswith((".", "/")):
+    """The catalogue's name of a model; none of what is the path of a file."""
+    if spec.startswith((".", "/")) or ("/" in spec and _exists(spec)):
         return None
     name = spec.lower().rpartition("/")[2]
     for candidate in (name, TUNED.sub("", name)):

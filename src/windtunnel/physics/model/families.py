@@ -9,8 +9,11 @@ llm-foundry's training default (learned positions and biases; the released MPT c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.files.document import own_document
 from windtunnel.physics.model.architecture import (
     Attention,
     FeedForward,
@@ -22,6 +25,8 @@ from windtunnel.physics.model.architecture import (
     checked,
 )
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, counted, showable
+
+FILE = Path(__file__).parent / "families.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,40 +57,14 @@ class Family:
         return self.position == "learned"
 
 
-_LLAMA = Family()
-_QWEN2 = Family(qkv_bias=True)
-_NEOX = Family(
-    norm="layernorm",
-    norm_bias=True,
-    qkv_bias=True,
-    out_bias=True,
-    ffn_bias=True,
-    gated=False,
-    activation="gelu",
-    parallel_block=True,
-)
-_GPT = replace(_NEOX, parallel_block=False, position="learned", tied=True)
-_BLOOM = replace(_GPT, position="alibi", embedding_norm=True)
-_GPT_OSS = Family(qkv_bias=True, out_bias=True, ffn_bias=True, router_bias=True, sinks=True, window=128, full_every=2)
-
-FAMILIES: dict[str, Family] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA,
-    "qwen2": _QWEN2,
-    "qwen2.5": _QWEN2,
-    "qwen3": Family(qk_norm="per_head"),
-    "gpt": _GPT,
-    "gpt2": _GPT,
-    "gpt3": _GPT,
-    "mpt": _GPT,
-    "gpt-neox": _NEOX,
-    "bloom": _BLOOM,
-    "nemotron": Family(norm="layernorm", norm_bias=True, gated=False, activation="relu2"),
-    "grok": Family(norms=4, tied=True, activation="gelu"),
-    "gpt-oss": _GPT_OSS,
-    "olmo3": Family(qk_norm="full", window=4096, full_every=4),
-}
+@cache
+def families() -> dict[str, Family]:
+    """Those of `families.yaml`, whose entries differ from Family's defaults or from the family that one is `like`."""
+    known: dict[str, Family] = {}
+    for name, entries in own_document(FILE.read_text(encoding="utf-8")).items():
+        changes = {key: value for key, value in entries.items() if key != "like"}
+        known[name] = replace(known.get(entries.get("like"), Family()), **changes)
+    return known
 
 
 def transformer(
@@ -111,14 +90,14 @@ def transformer(
     `ffn` is the intermediate size, of one expert in a mixture; `topk` experts per token; `shared_size` the total size
     of the experts that every token visits. None takes the family's convention (`kv_heads`: as many as heads;
     `head_dim`: hidden / heads). Families with learned positions get a table of `max_sequence_length` rows. Raises
-    SpecError for a number out of range, UnknownNameError for a family not in FAMILIES.
+    SpecError for a number out of range, UnknownNameError for a family that is not known.
     """
     if not isinstance(family, str):
-        raise SpecError("family", showable(family), f"give one of {', '.join(FAMILIES)}")
+        raise SpecError("family", showable(family), f"give one of {', '.join(families())}")
     key = family.lower().replace("_", "-")
-    if key not in FAMILIES:
-        raise UnknownNameError("model family", family, FAMILIES)
-    kind = FAMILIES[key]
+    if key not in families():
+        raise UnknownNameError("model family", family, families())
+    kind = families()[key]
     counted("hidden", hidden, SIZE_MAX)
     counted("heads", heads, HEADS_MAX)
     if head_dim is None and hidden % heads:

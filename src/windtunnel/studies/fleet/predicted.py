@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import SpecError, UserError
 
 if TYPE_CHECKING:
+    from windtunnel.physics.model.architecture import Model
     from windtunnel.studies.fleet.jobs.trace import Jobs
     from windtunnel.studies.fleet.site import Site
     from windtunnel.studies.fleet.tables import Speeds
@@ -30,7 +31,7 @@ def with_predictions(jobs: Jobs, site: Site) -> tuple[Jobs, list[str]]:
         return jobs, []
     unsaid = [at for at in range(len(jobs)) if math.isnan(jobs.duration_s[at]) and _says_enough(jobs, at)]
     duration_s = jobs.duration_s.copy()
-    lines = []
+    lines, notes = [], Notes()
     for at in unsaid:
         gpus, layout = int(jobs.gpus[at]), _layout(jobs, at)
         try:
@@ -40,14 +41,36 @@ def with_predictions(jobs: Jobs, site: Site) -> tuple[Jobs, list[str]]:
         if step_s is None:
             lines.append(f"{jobs.where(at)}: {jobs.model[at]} does not fit in memory on {gpus} GPUs as it is laid out")
         else:
+            notes.add(jobs.model[at])
             duration_s[at] = jobs.iterations[at] * step_s
-    return (replace(jobs, duration_s=duration_s) if unsaid else jobs), lines
+    return (replace(jobs, duration_s=duration_s) if unsaid else jobs), [*notes.lines, *lines]
 
 
-def predicted_speeds() -> Speeds:
+class Notes:
+    """What the models leave out that jobs were predicted by, each said once."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, Model] = {}
+
+    def add(self, name: str) -> None:
+        """Of one more job."""
+        from windtunnel.physics.model.catalogue import load_model
+
+        if name not in self._models:
+            self._models[name] = load_model(name)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For the answer's warnings."""
+        from windtunnel.physics.model.architecture import notes_of
+
+        return notes_of(*self._models.values())
+
+
+def predicted_speeds(notes: Notes | None = None) -> Speeds:
     """Iterations per second of a job on each number of GPUs, by the training predictor; its layout stays the trace's.
 
-    What it returns raises UserError for a job that does not say enough.
+    What it returns raises UserError for a job that does not say enough. `notes`: of the models that it is asked about.
     """
     from windtunnel.studies.fleet.tables import sizes
 
@@ -61,6 +84,8 @@ def predicted_speeds() -> Speeds:
         least = math.prod(size for name, size in layout if name in ("tp", "pp", "cp"))
         looked = sizes(int(jobs.gpus[index]), float(jobs.batch_size[index]), most, least)
         steps = {gpus: _step_s(jobs.model[index], kind, gpus, per_node, layout) for gpus in looked}
+        if notes is not None:
+            notes.add(jobs.model[index])
         return {gpus: 1 / step_s for gpus, step_s in steps.items() if step_s is not None}
 
     return speeds

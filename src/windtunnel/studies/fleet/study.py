@@ -24,7 +24,7 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, by_policy, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text
 from windtunnel.studies.fleet.policies.table import POLICIES, plain_name
-from windtunnel.studies.fleet.predicted import with_predictions
+from windtunnel.studies.fleet.predicted import Notes, predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
@@ -183,7 +183,8 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
         banded = tuple(run_seeds(question, names, question.seeds, executor))
         return FleetAnswer(about, banded, notes=notes, files=files)
     jobs, unfit = with_predictions(jobs, site)
-    options = replace(options_of(question), changes=changes_of(question.capacity))
+    sized_by = Notes()
+    options = replace(options_of(question), changes=changes_of(question.capacity), speeds=predicted_speeds(sized_by))
     if any(name.startswith("lyra") for name in names):
         from windtunnel.studies.fleet.loans.pool_file import loans_of
 
@@ -192,7 +193,7 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
     outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
     warnings = (
-        *unfit,
+        *dict.fromkeys((*unfit, *sized_by.lines)),
         *_unheeded(jobs, names, placed=bool(site.topology) and not options.pool),
         *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)),
     )

@@ -8,6 +8,7 @@ from math import exp, hypot
 import numpy as np
 
 from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.physics.model.architecture import notes_of
 from windtunnel.studies.rl.clock import NS, Run, Step
 from windtunnel.studies.rl.job import Job, alone_s, is_scattered
 from windtunnel.studies.rl.learner import fullest
@@ -211,8 +212,9 @@ def sources_of(job: Job) -> tuple[str, ...]:
 
 
 def assumptions_of(job: Job) -> tuple[str, ...]:
-    """What nobody said."""
-    sentences: list[str] = []
+    """What nobody said, and what the models leave out."""
+    judges = () if job.judges is None else (job.judges[0].model,)
+    sentences = [*notes_of(job.model, *judges)]
     if job.imported is not None and job.imported.unknown:
         settings = ", ".join(job.imported.unknown[:12])
         more = len(job.imported.unknown) - 12

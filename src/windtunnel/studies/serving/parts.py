@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import path_of
-from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.architecture import Model, notes_of
 from windtunnel.physics.model.checkpoint import PLAIN, Stored
 from windtunnel.questions.asked.serve.parts import (
     AsRecorded,
@@ -57,7 +57,7 @@ def assumed(engine: Engine, *models: Model) -> tuple[str, ...]:
     """What models leave out, and what is said where nobody says how many drafted tokens are kept."""
     drafting = engine.drafting
     unsaid = isinstance(drafting, Drafted) and drafting.speculative_tokens > 0 and drafting.acceptance is None
-    return (*dict.fromkeys(note for model in models for note in model.notes), *([Drafted.warning] if unsaid else ()))
+    return (*notes_of(*models), *([Drafted.warning] if unsaid else ()))
 
 
 def deployment_of(

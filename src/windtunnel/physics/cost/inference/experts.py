@@ -16,7 +16,7 @@ import numpy as np
 
 from windtunnel.physics.cost import roofline
 from windtunnel.physics.cost.inference import measured
-from windtunnel.physics.cost.inference.formats import GEMM_DTYPE, MARLIN, WEIGHT_BYTES, marlin_sizes
+from windtunnel.physics.cost.inference.formats import GEMM_DTYPE, MARLIN, WEIGHT_BYTES, marlin_sizes, multiplied_in
 from windtunnel.physics.cost.inference.surface import Curve, curve, fastest
 from windtunnel.physics.hardware.gpu import AS_MEASURED, Gpu
 
@@ -134,7 +134,7 @@ def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
     line, gpu = _experts_in_tables(engine, layer), engine.gpu
     if line is None or gpu.kernel_scale == AS_MEASURED:
         return line
-    multiplied = _multiplied(gpu, layer.dtype)
+    multiplied = multiplied_in(gpu, layer.dtype)
     rate = gpu.peak_flops(multiplied)
     seconds = []
     for tokens, s in zip(line.nodes, line.seconds, strict=True):
@@ -245,16 +245,10 @@ def _work_of(tokens: float, layer: Experts) -> tuple[float, float]:
     return bytes_total, 2.0 * rows * of_one
 
 
-def _multiplied(gpu: Gpu, dtype: str) -> str:
-    """What the matrix units multiply experts of this format in."""
-    product_dtype = GEMM_DTYPE.get(dtype, dtype)
-    return product_dtype if gpu.supports(product_dtype) else "bf16"
-
-
 def _experts_s(engine: Engine, tokens: float, layer: Experts) -> float:
     """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
     bytes_total, flops = _work_of(tokens, layer)
-    product_dtype = _multiplied(engine.gpu, layer.dtype)
+    product_dtype = multiplied_in(engine.gpu, layer.dtype)
     rate, efficiency = engine.gpu.peak_flops(product_dtype), roofline.gemm_efficiency(engine.gpu, product_dtype).peak
     launch = 4 * roofline.launch_floor_s()  # sort, two grouped products, sum
     read_s = bytes_total / roofline.streamed_bytes_per_s(engine.gpu)

@@ -32,7 +32,7 @@ from windtunnel.physics.cost import roofline
 from windtunnel.physics.cost.communication.collectives import collective, group_of
 from windtunnel.physics.cost.inference import measured
 from windtunnel.physics.cost.inference.experts import Engine, Experts, experts_of
-from windtunnel.physics.cost.inference.formats import GEMM_DTYPE, WEIGHT_BYTES
+from windtunnel.physics.cost.inference.formats import WEIGHT_BYTES, multiplied_in
 from windtunnel.physics.cost.inference.surface import FAR_CONTEXT, Curve, Surface, at_least, curve, surface
 from windtunnel.physics.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.physics.cost.measured.cache import Arrays, cached_arrays, package_data
@@ -67,8 +67,7 @@ class InferenceKernels:
         if grid := self._grid(dtype):
             m = max(1.0, m)
             moved = WEIGHT_BYTES[dtype] * n * k + 2.0 * m * (n + k)
-            multiplied = GEMM_DTYPE.get(dtype, dtype)
-            multiplied = multiplied if self.gpu.supports(multiplied) else "bf16"
+            multiplied = multiplied_in(self.gpu, dtype)
             products_s = 2.0 * m * n * k / self.gpu.peak_flops(multiplied)
             return roofline.borrowed_s(self.gpu, gemm_s(grid, m, n, k), moved, products_s, multiplied, grid.shortest_s)
         multiplied = self._multiplied(dtype)
@@ -90,10 +89,8 @@ class InferenceKernels:
         return quantised_grids(tables).get(dtype) if tables and dtype in DTYPES else None
 
     def _multiplied(self, dtype: str) -> str:
-        if self.gpu.supports(dtype):  # matrix units of CDNA4 multiply MXFP4 as it is
-            return dtype
-        multiplied = GEMM_DTYPE.get(dtype, dtype)
-        return multiplied if self.gpu.supports(multiplied) else "bf16"
+        # Matrix units of CDNA4 multiply MXFP4 as it is.
+        return dtype if self.gpu.supports(dtype) else multiplied_in(self.gpu, dtype)
 
     @property
     def bandwidth(self) -> float:
@@ -185,7 +182,7 @@ def _decode_attention(
         batches, contexts = rows["batch_size"].astype(float) / more, rows["step"].astype(float) + 1.0
         table = _borrowed(gpu, surface(batches, contexts, rows["latency"] * 1e-3), per_token, 4.0 * heads * head_dim)
         if window is not None and by_window and where[-1][1] == window:
-            return _flat_beyond(table, window)
+            return _windowed(table, window, timed=True)
         table = at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
         return table if window is None else _windowed(table, window)
     table = _streamed(gpu, per_token)
@@ -226,7 +223,7 @@ def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Cu
         return Curve(nodes, ours)
     nvlink = cluster.scale_up.protocol == "nvlink"
     whose, of = ("trtllm", "") if nvlink else (framework, release)
-    for _, path in measured.paths(system, "comm", "custom_allreduce_perf", whose, of):
+    for _, path in measured.tables(system, "comm", "custom_allreduce_perf", whose, of):
         if (gpus,) not in measured.distinct(path, ("num_gpus",), ()):
             continue
         rows = measured.rows(path, ("message_size", "latency"), (("num_gpus", gpus),))
@@ -269,24 +266,17 @@ def _streamed(gpu: Gpu, bytes_per_token: float, flops_per_token: float = 0.0) ->
     )
 
 
-def _flat_beyond(table: Surface, window: int) -> Surface:
-    """A kernel timed with its window: contexts beyond that and beyond the last that was timed add nothing."""
-    longer = []
-    for line in table.curves:
-        nodes = tuple(sorted({*line.nodes, float(window)}))
-        seconds = tuple(line.at(n) for n in nodes)
-        longer.append(Curve((*nodes, FAR_CONTEXT), (*seconds, seconds[-1])))
-    return Surface(table.batches, tuple(longer))
+def _windowed(table: Surface, window: int, timed: bool = False) -> Surface:
+    """A cache of which at most `window` tokens are read: contexts beyond add nothing.
 
-
-def _windowed(table: Surface, window: int) -> Surface:
-    """A cache of which at most `window` tokens are read."""
-    capped = []
+    `timed`: with its window, so what was timed beyond it stands.
+    """
+    curves = []
     for line in table.curves:
-        nodes = sorted({*(n for n in line.nodes if n < window), float(window)})
-        end = line.at(window)
-        capped.append(Curve((*nodes, float(1 << 22)), (*(line.at(n) for n in nodes), end)))
-    return Surface(table.batches, tuple(capped))
+        nodes = sorted({*(n for n in line.nodes if timed or n < window), float(window)})
+        seconds = [line.at(n) for n in nodes]
+        curves.append(Curve((*nodes, FAR_CONTEXT), (*seconds, seconds[-1])))
+    return Surface(table.batches, tuple(curves))
 
 
 FORMAT_VERSION = 2

@@ -27,22 +27,19 @@ def available() -> bool:
     return package_data() is not None
 
 
-def tables(system: str | None, operation: str, name: str, framework: str) -> list[tuple[str, Path]]:
-    """As `paths`, in a list; none of a GPU that has no tables."""
-    return list(paths(system, operation, name, framework)) if system else []
+def tables(
+    system: str | None, operation: str, name: str, framework: str, release: str = ""
+) -> Iterator[tuple[str, Path]]:
+    """(framework, file) of a table, that of `framework` first; of each the newest version, up to `release` if given.
 
-
-def paths(system: str, operation: str, name: str, framework: str, release: str = "") -> Iterator[tuple[str, Path]]:
-    """(framework, file) of a table, that of `framework` first; of each the newest version, up to `release` if given."""
+    None of a GPU that has no tables.
+    """
     for word in (framework, *(other for other in FRAMEWORKS if other != framework)):
-        versions = [path.parent for path in reversed(every(system, operation, name, word))]
+        versions = [path.parent for path in reversed(every(system, operation, name, word))] if system else []
         if versions:
-            older = [
-                at
-                for at in versions
-                if release and word == framework and version_order(at.name) <= version_order(release)
-            ]
-            chosen = older[-1] if older else versions[0 if release and word == framework else -1]
+            bounded = bool(release) and word == framework
+            older = [at for at in versions if bounded and version_order(at.name) <= version_order(release)]
+            chosen = older[-1] if older else versions[0 if bounded else -1]
             yield word, chosen / f"{name}.parquet"
 
 

@@ -95,18 +95,10 @@ def surface(batches: Array, contexts: Array, seconds: Array) -> Surface:
     """The fastest time of each (batch, context), made monotone along the context and then along the batch."""
     rows = np.unique(batches)
     curves = [curve(contexts[batches == row], seconds[batches == row]) for row in rows]
-    floor: Curve | None = None
     risen: list[Curve] = []
     for line in curves:
-        below = floor
-        if below is not None:
-            line = Curve(
-                line.nodes,
-                tuple(
-                    max(s, below.at(n)) if n <= below.nodes[-1] else s
-                    for n, s in zip(line.nodes, line.seconds, strict=True)
-                ),
-            )
+        if risen:
+            below, points = risen[-1], zip(line.nodes, line.seconds, strict=True)
+            line = Curve(line.nodes, tuple(max(s, below.at(n)) if n <= below.nodes[-1] else s for n, s in points))
         risen.append(line)
-        floor = line
     return Surface(tuple(map(float, rows)), tuple(risen))

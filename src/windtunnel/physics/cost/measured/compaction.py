@@ -281,12 +281,8 @@ def attention_table(rows: dict[str, Array]) -> tuple[Array, Array, Array, list[l
         estimate = grid_at(attention_grid(rest, head_dims, lengths), head_dims, lengths, rows)
         held_out[hidden] = (rows["log_time"] - estimate)[hidden]
     everywhere = np.ones(errors.shape, dtype=bool)
-    return (
-        grid,
-        head_dims,
-        lengths,
-        [_bands(differences, rows["log_time"], everywhere) for differences in (errors, held_out)],
-    )
+    bands = [_bands(differences, rows["log_time"], everywhere) for differences in (errors, held_out)]
+    return grid, head_dims, lengths, bands
 
 
 def head_split(rows: dict[str, Array]) -> NDArray[np.int64]:

@@ -48,9 +48,8 @@ def load_tables(system: str) -> KernelTables | None:
     data, version = package
 
     def build() -> Arrays:
-        from windtunnel.physics.cost.measured.compaction import (
-            compact,  # pyarrow: only when there is something to build
-        )
+        # It loads pyarrow: only when there is something to build.
+        from windtunnel.physics.cost.measured.compaction import compact
 
         return compact(data / system)
 

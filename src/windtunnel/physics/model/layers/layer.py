@@ -120,12 +120,13 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int, times: int = 
     forward, backward = (8.0, 6.0) if shard.fused else (16.0, 10.0)
     forward, backward = OWN_LOSS.get(shard.loss, (forward, backward))
     # How much of the logits there is at once: Liger takes as many tokens as have as many logits as the input elements.
-    share_at_once = {"fused": h / v, "chunked": CHUNK_ROWS / v}.get(shard.loss, 1.0)
+    share_at_once = min(1.0, {"fused": h / v, "chunked": CHUNK_ROWS / v}.get(shard.loss, 1.0))
+    head = linear("head", "head", t, v, wide, shard, side="column", low=False)
     shared = Transfer("all_reduce", "tp", 4.0 * t)
     names = ("loss maximum", "loss sum", "loss target") if shard.tp > 1 else ()
     return (
         norm_layer("final_norm", model, shard),
-        _shorter(linear("head", "head", t, v, wide, shard, side="column", low=False), share_at_once),
+        head if share_at_once == 1.0 else replace(head, output_bytes=head.output_bytes * share_at_once),
         *(Operation(name, "head", "transfer", before=shared) for name in names),
         Operation(
             "loss",
@@ -133,17 +134,12 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int, times: int = 
             "memory",
             forward_bytes=forward * logits,
             backward_bytes=backward * logits,
-            saved_bytes=4.0 * logits * min(1.0, share_at_once),
-            output_bytes=2.0 * logits * min(1.0, share_at_once),
+            saved_bytes=4.0 * logits * share_at_once,
+            output_bytes=2.0 * logits * share_at_once,
             kernels=12 if shard.loss in ("eager", "chunked") else 3 if shard.fused else 8,
             timed=Timed("cross_entropy", t, v),
         ),
     )
-
-
-def _shorter(head: Operation, share: float) -> Operation:
-    """The head where so much of its output is there at once."""
-    return head if share >= 1.0 else replace(head, output_bytes=head.output_bytes * share)
 
 
 def _feed_forward(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:

@@ -96,6 +96,23 @@ def linear(
     )
 
 
+def product(name: str, part: str, shape: tuple[float, ...], width: float, after: Transfer | None = None) -> Operation:
+    """One product of (m, n, k), or as many as the groups in front of them, in elements of so many bytes."""
+    *groups, m, n, k = shape
+    count = groups[0] if groups else 1.0
+    return Operation(
+        name,
+        part,
+        "grouped_gemm" if groups else "gemm",
+        shape=shape,
+        flops=2.0 * count * m * n * k,
+        saved_bytes=count * m * k * width,
+        output_bytes=count * m * n * width,
+        weight_elements=count * n * k,
+        after=after,
+    )
+
+
 def activate(name: str, part: str, rows: float, width: float, block: FeedForward, shard: Shard) -> Operation:
     """SwiGLU or GELU over rows x width."""
     w, elements = shard.activation_bytes, rows * width

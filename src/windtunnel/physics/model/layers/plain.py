@@ -15,8 +15,8 @@ from dataclasses import replace
 from windtunnel.errors import LayoutError
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.physics.model.layers.attention import attention_operations
-from windtunnel.physics.model.layers.layer import head_operations
-from windtunnel.physics.model.layers.parts import activate, linear, norm_layer, residual_add
+from windtunnel.physics.model.layers.layer import embedding_operations, head_operations
+from windtunnel.physics.model.layers.parts import activate, linear, norm_layer, product, residual_add
 from windtunnel.physics.model.mixers import Compressed, Indexed, Recurrent
 from windtunnel.physics.model.operations import Operation, Shard, Timed
 
@@ -46,20 +46,11 @@ def plain_layer_operations(layer: Layer, model: Model, shard: Shard, load: float
 
 def plain_embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
     """Token look-up. The gradient of the table is as large as the table, whatever the number of tokens."""
-    h, w = model.hidden_size, shard.activation_bytes
-    size, table = shard.tokens * h * w, model.vocab_size * h
-    return (
-        Operation(
-            "embedding",
-            "embedding",
-            "memory",
-            forward_bytes=2 * size,
-            backward_bytes=3 * size + w * table,
-            output_bytes=size,
-            weight_elements=0.0 if model.tied_embeddings else table,  # then the output matrix learns it
-            timed=Timed("embedding", shard.tokens, h),
-        ),
-    )
+    (lookup,) = embedding_operations(model, shard)
+    table = model.vocab_size * model.hidden_size
+    backward_bytes = lookup.backward_bytes + shard.activation_bytes * table
+    # Tied, the output matrix learns it.
+    return (replace(lookup, backward_bytes=backward_bytes, weight_elements=0.0 if model.tied_embeddings else table),)
 
 
 def plain_head_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
@@ -267,19 +258,5 @@ def _per_expert(
 
 
 def _expert_gemm(name: str, n: int, m: float, out: float, k: float, shard: Shard, source: str) -> Operation:
-    w = shard.activation_bytes
-    return Operation(
-        name,
-        "mlp",
-        "grouped_gemm",
-        shape=(n, m, out, k),
-        flops=2.0 * n * m * out * k,
-        saved_bytes=n * m * k * w,
-        output_bytes=n * m * out * w,
-        weight_elements=n * out * k,
-        kernels=n,
-        reads=(source,),
-        new_shapes=n,
-        repeats=n,
-        apart=True,
-    )
+    gemm = product(name, "mlp", (n, m, out, k), shard.activation_bytes)
+    return replace(gemm, kernels=n, reads=(source,), new_shapes=n, repeats=n, apart=True)

@@ -78,15 +78,6 @@ class Fields:
         """Whether the config names `key` at all, be it with null."""
         return key in self._config
 
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self._get(key)
-        if value is _MISSING:
-            return default
-        if not isinstance(value, bool):
-            raise self.refuse(key, value, "give true or false")
-        return value
-
     def must_be(self, key: str, allowed: tuple[object, ...], why: str) -> None:
         """Accept the field only where it is absent or holds a value that changes nothing."""
         value = self._get(key)
@@ -136,9 +127,6 @@ class Fields:
             remedy = "this field is not understood for this model_type; if it changes no tensor shape, remove it" + more
             raise self.refuse(unread[0], self._config[unread[0]], remedy)
         unset = ", ".join(self.prefix + key[:80] for key in unknown if key not in neutral)
-        what = (
-            "beside the text model that are not known"
-            if self.outside
-            else "of the config that are not known, null or false"
-        )
-        return (f"fields {what}, and left out: {unset}",) if unset else ()
+        which = "beside the text model" if self.outside else "of the config"
+        value = "" if self.outside else ", null or false"
+        return (f"fields {which} that are not known{value}, and left out: {unset}",) if unset else ()

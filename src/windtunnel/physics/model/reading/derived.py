@@ -14,12 +14,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.write import write_atomically
 from windtunnel.physics.model.architecture import Layer, Model
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, counted
 from windtunnel.physics.model.mixers import Extended, ExtendedBlock
@@ -74,8 +76,6 @@ def derived(config: Mapping[str, object], where: str | None = None) -> Model:
             more_parameters=parts["mixer_rest"] + parts["rest"] - 2 * hidden,
         )
         layers.append(Layer(attention=mixer, feed_forward=_block(parts, hidden, number)))
-    shared: dict[Layer, Layer] = {}
-    shared_layers = tuple(shared.setdefault(layer, layer) for layer in layers)
     vocab = counted("vocab_size", fields.get("vocab_size"), SIZE_MAX, where=where)
     note = f"derived from what transformers {facts['transformers']} builds, not verified: mixers are taken as attention"
     if len(facts["order"]) > len(facts["layers"]):
@@ -90,7 +90,7 @@ def derived(config: Mapping[str, object], where: str | None = None) -> Model:
         family=str(config["model_type"]),
         hidden_size=hidden,
         vocab_size=vocab,
-        layers=shared_layers,
+        layers=tuple(layers),
         tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
         max_sequence_length=number("context", 4096, 2**31),
         notes=(note,),
@@ -147,11 +147,6 @@ def _facts(config: Mapping[str, object], where: str | None) -> dict[str, Any]:
         message = (run.stderr.strip().splitlines() or ["no message"])[-1][:200]
         remedy = f"this architecture cannot be read: no file does, and transformers does not build it: {message}"
         raise SpecError("model_type", config["model_type"], remedy, where) from None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}.part")
-        scratch.write_text(json.dumps(facts), encoding="utf-8")
-        scratch.replace(path)
-    except OSError:
-        pass  # a folder that cannot be written is passed over: it is built again next time
+    with suppress(InputFileError):  # a folder that cannot be written is passed over: it is built again next time
+        write_atomically(path, json.dumps(facts).encode())
     return facts

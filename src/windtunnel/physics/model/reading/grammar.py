@@ -11,12 +11,13 @@ from functools import cache
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model, Tower
+from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.physics.model.reading.config_fields import Fields
 from windtunnel.physics.model.reading.functions import FUNCTIONS, OPERATIONS
 from windtunnel.physics.model.reading.type_files import Rules, fields_asked, has_file, rules_of, type_names
+from windtunnel.physics.model.tower import Tower
 
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
 MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", "mtp_layers", "learned_positions",
@@ -216,7 +217,8 @@ def read_type(name: str, fields: Fields) -> Model:
         if "inside" in rules:
             return read_type(own, text)
     if fields.has("tie_word_embeddings") or tied is not None:
-        tied = fields.flag("tie_word_embeddings", bool(tied))
+        fields.must_be("tie_word_embeddings", (True, False), "it says whether the output matrix is the token table")
+        tied = bool(fields.raw("tie_word_embeddings") if fields.has("tie_word_embeddings") else tied)
         rules = {**rules, "model": {**rules["model"], "tied_embeddings": tied}}
         text.ignore("tie_word_embeddings")
     read = _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())

@@ -1,31 +1,6 @@
 """Model types as data: `types/TYPE.yaml` says in a few lines how a config's fields make layers.
 
-    extends     another type whose entries this one's are laid over
-    inside      the field that holds the text model of a multimodal config; its towers are left out, with a note
-    text        the type of that text model where it does not say: what it says is read by its own file; `flat`: the
-                fields of the text model may stand among the others (transformers 4)
-    tied        what no `tie_word_embeddings` beside the text model means, whatever the text model's own says; without
-                this entry the text model's own counts then (as in transformers 4)
-    notes       what a model of this type leaves out
-    defaults    what an absent field means: an expression, or null
-    aliases     another name of a field; where both are given they must agree
-    ignore      fields that change no shape; `only` gives the values of a field that this type can be read with
-    objects     fields that are objects, with `only` and `ignore` of theirs (`attn_config.alibi` asks for one inside)
-    must        what has to hold for a field, or `[that, words]`; `words`: lists with one of these words for each layer
-    model       entries of `Model`
-    mixers      for each kind, entries of `Attention`, or with `form` of `Recurrent`, with `selected` of `Indexed`
-    blocks      for each kind, entries of `FeedForward`
-    mixer, block   which of them layer `i` has
-    layer       entries of `Layer`, and `count`: how many layers
-    sound       as `tower`, of `audio_config`
-    tower       of a type with a vision tower: the tower's own `type` (`types/towers`) where its config names none, and
-                entries that differ from what that file says; there: `patches` of an image, `merge` of them to a token,
-                `registers`, and `projector`, inputs and outputs of each product; with `text_width` and outer fields
-    parts       instead of both: the names of what layer `i` has in a row, mixers and blocks; a mixer and the block
-                behind it are one layer here, and a mixer with none behind it has an empty one (Nemotron-H)
-
-Text is an expression over the config's fields (`hidden_size // num_attention_heads`) with `i` for the layer; entries
-that take a word hold the word itself, or `= expression`.
+What a file may say is in docs/models.md (Add a model), with what each entry means.
 """
 
 from __future__ import annotations

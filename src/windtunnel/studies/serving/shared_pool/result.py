@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from windtunnel.physics.model.architecture import notes_of
 from windtunnel.questions.header import Answer
 from windtunnel.questions.typed import Plain, check_figures, plain, plain_fields
 from windtunnel.studies.serving.disaggregated.pools import Pools
@@ -87,12 +88,13 @@ class PoolResult(Answer):
     total: PoolTotal
     groups: Mapping[str, GroupUse]
     homeless: tuple[str, ...] = ()  # models with fewer replicas than asked for at all times, in words
+    left_out: tuple[str, ...] = ()  # of the models, by what is read of them
 
     @property
     def warnings(self) -> list[str]:  # type: ignore[override]
-        """Replicas that never found room, and requests that no replica can hold, by model."""
+        """What models leave out, replicas that never found room, requests that no replica can hold."""
         words = [f"{name}: {text}" for name, model in self.models.items() for text in refusals(model.result)]
-        return [*self.homeless, *words]
+        return [*self.left_out, *self.homeless, *words]
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
@@ -123,7 +125,8 @@ def run_pool(pool: Pool) -> PoolResult:
         for model in pool.models
         if model.scaling is None and (most := models[model.name].result.spec.replicas or 0) < model.replicas
     )
-    return PoolResult(models, _total([*models.values()], end_ns * 1e-9), groups, homeless)
+    left_out = notes_of(*(engine.model for served in pool.models for engine in served.engines.values()))
+    return PoolResult(models, _total([*models.values()], end_ns * 1e-9), groups, homeless, left_out)
 
 
 def _use(group: Group, instances: list[Instance], end_ns: int) -> GroupUse:

@@ -24,6 +24,7 @@ from windtunnel.errors import SpecError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model, notes_of
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions.header import Answer
 from windtunnel.questions.typed import check_figures
@@ -90,11 +91,13 @@ def read_weight_pool(path: Path) -> WeightPool:
     prompt, output = (max(1, round(float(array.mean()))) for array in (load.input_tokens, load.output_tokens))
     one_length = all(int(array.min()) == int(array.max()) for array in (load.input_tokens, load.output_tokens))
     models: list[SmallModel] = []
+    priced: list[Model] = []
     sources: dict[str, None] = {}
     for name, entry in mapping_at(document.get("models"), "models").items():
         where = f"models.{name}"
         entry = mapping_at(entry, where)
         engine = _engine(entry, cluster, where)
+        priced.append(engine.model)
         sources |= dict.fromkeys(sources_of(engine))
         if engine.longest < prompt + output:
             raise SpecError(where, engine.model.name, f"does not fit on one {cluster.gpu.name} with such a request")
@@ -107,7 +110,7 @@ def read_weight_pool(path: Path) -> WeightPool:
     return WeightPool(
         cluster, servers, hour, tuple(models), load, (prompt, output),
         tuple(zipf(len(models), exponent, len(load), seed)), _systems(document.get("systems", list(SYSTEMS))),
-        tuple(sources), () if one_length else (note,),
+        tuple(sources), (*notes_of(*priced), *(() if one_length else (note,))),
     )  # fmt: skip
 
 
