@@ -102,6 +102,12 @@ class Layout:
         return 4.0 if self.plan.gradient_dtype == "fp32" else 2.0
 
     @property
+    def kept_gradient_bytes(self) -> float:
+        """Of one that was reduced: FSDP hands it on in its parameter's format (`foreach_reduce`, `orig_dtype`)."""
+        by_fsdp = self.plan.framework in ("torchtitan", "fsdp") and self.reduces_in_passes
+        return 2.0 if by_fsdp and self.plan.master_dtype == "bf16" else self.gradient_bytes
+
+    @property
     def sums_norms(self) -> bool:
         """Whether tensor-parallel ranks have gradients of norms, each from its own tokens, to sum up."""
         return bool(self.plan.sequence_parallel) and self.plan.tp > 1 and not self.plan.freezes_text

@@ -338,7 +338,7 @@ def _units(
         shard_bytes = 0.0
         if fresh_gradients(layout):
             own = learns / layout.shard_group + experts / layout.group("edp").size
-            shard_bytes = own * layout.gradient_bytes
+            shard_bytes = own * layout.kept_gradient_bytes
         flat = gathered
         if number in ends[:1]:
             flat = width * sum(blocks[end].dense_parameters + blocks[end].expert_parameters for end in set(ends))

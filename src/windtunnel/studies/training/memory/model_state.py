@@ -91,7 +91,7 @@ def _learning_bytes(layout: Layout, dense: float, expert: float, adapters: float
         with_state = own if stage >= 1 else count
         total = State(
             total.parameters + working,
-            total.gradients + layout.gradient_bytes * (own if stage >= 2 else count),
+            total.gradients + layout.kept_gradient_bytes * (own if stage >= 2 else count),
             total.optimizer + optimizer * with_state * (1.0 - plan.offload_optimizer),
         )
     return total
