@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Below, Command, Given, Outputs, Reader
+from windtunnel.faces.cli.flags import Below, Command, FlagValues, Outputs, Reader
 from windtunnel.faces.cli.output import give, note, working
 from windtunnel.questions.asked.explain import Watch
 from windtunnel.questions.asked.saved import WhatIf
@@ -52,7 +52,7 @@ def _undecided(decision: Decision) -> int:
     return 0 if any(option.fits for option in decision.options) else 3
 
 
-def _plan_below(command_line: Given) -> Below:
+def _plan_below(command_line: FlagValues) -> Below:
     """What a plan file says below the flags."""
     from windtunnel.studies.training.question import plan_file
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.faces.cli.diagnosis import show_diagnosis
-from windtunnel.faces.cli.flags import Below, Command, Given
+from windtunnel.faces.cli.flags import Below, Command, FlagValues
 from windtunnel.faces.cli.predict import plan_below
 
 
-def below(command_line: Given) -> Below:
+def below(command_line: FlagValues) -> Below:
     """What files say below the flags; a framework's own file that --plan names is the one that advice is a diff of."""
     from windtunnel.studies.training.launch import is_native
 

@@ -62,7 +62,7 @@ class Below:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FlagValues:
     """Flags, files of parts and settings as they stand on the command line."""
 
     flags: Mapping[str, object]
@@ -70,7 +70,7 @@ class Given:
     sets: tuple[str, ...]
 
 
-Reader = Callable[[Given], Below]
+Reader = Callable[[FlagValues], Below]
 
 
 def help_of(verb: str) -> str:
@@ -175,7 +175,7 @@ def command(
         if several:
             options[several] = words[len(positional) - 1 :]
         flags = {flag: options[name] for name, flag in names.items() if options.get(name) is not None}
-        command_line = Given(
+        command_line = FlagValues(
             flags=flags,
             files={field.path: options[field.path] for field in files if options.get(field.path) is not None},
             sets=() if "set" in flags else tuple(options.get("set") or ()),

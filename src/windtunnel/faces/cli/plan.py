@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
+from windtunnel.faces.cli.flags import Below, Command, FlagValues, Outputs
 from windtunnel.faces.cli.output import give, noted, texts, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.search import Search
@@ -25,7 +25,7 @@ INFEASIBLE = 3  # as in predict
 OUTPUTS = ("report", "rows", "full", "json")
 
 
-def _work_of_file(command_line: Given) -> Below:
+def _work_of_file(command_line: FlagValues) -> Below:
     """What files say below the flags: all of --plan; of a launch file in place of a model the work, not its layout."""
     below = plan_below(command_line, cut_by=frozenset({"pp", "dp"}))
     stated = below.parts.get("plan", {})

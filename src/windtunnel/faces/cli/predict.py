@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
+from windtunnel.faces.cli.flags import Below, Command, FlagValues, Outputs
 from windtunnel.faces.cli.output import note, print_json, show, stdout, working
 from windtunnel.files.write import check_timeline
 from windtunnel.questions.asked.plan import Plan, Script
@@ -27,7 +27,7 @@ PLAN_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Plan
 SCRIPT_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Script))
 
 
-def plan_below(command_line: Given, cut_by: frozenset[str] = frozenset()) -> Below:
+def plan_below(command_line: FlagValues, cut_by: frozenset[str] = frozenset()) -> Below:
     """What a plan file, or a framework's own file in place of a model, says below the flags.
 
     `cut_by`: flags by which a captured script may be cut anew. Raises SpecError on one that means nothing to it.

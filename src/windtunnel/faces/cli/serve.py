@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.answered import answered
-from windtunnel.faces.cli.flags import OUTPUT, Below, Command, Given, Outputs
+from windtunnel.faces.cli.flags import OUTPUT, Below, Command, FlagValues, Outputs
 from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_timeline, check_writable, write_atomically
 from windtunnel.questions.asked.serve.listen import ServeListen
@@ -85,7 +85,7 @@ def _emit(serving_plans: ServingPlans, form: Form, model: str, folder: Path) -> 
         wrote(folder / name)
 
 
-def _started(command_line: Given) -> Below:
+def _started(command_line: FlagValues) -> Below:
     """What a command line of an engine, or a manifest, in the place of the model says."""
     from windtunnel.studies.serving.manifests import is_started, parts_of
 

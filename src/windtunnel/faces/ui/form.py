@@ -69,7 +69,7 @@ def file_or_name(field: str, text: str, uploads: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FormQuestion:
     """What a form asks."""
 
     model: str
@@ -127,7 +127,7 @@ class Asked:
         return to_yaml(json.loads(json.dumps(self.plan_fields())))
 
 
-def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
+def asked_of(values: Mapping[str, str], uploads: Path) -> FormQuestion:
     """The question that a form's fields ask. Raises SpecError, its field named as in the form."""
     model_text, file = values.get("model", ""), values.get("plan_file", "").strip()
     plan_file = Path(file_or_name("plan_file", file, uploads)) if file else None
@@ -151,7 +151,7 @@ def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
     if router and not router.startswith("zipf:"):
         router = file_or_name("router_load", router, uploads)
     scenario = Scenario(slow, parse_share(values.get("jitter", "").strip() or 0.0, "jitter"), router_load=router)
-    return Asked(model, cluster, plan_of(values), tuple(sets), scenario, plan_file)
+    return FormQuestion(model, cluster, plan_of(values), tuple(sets), scenario, plan_file)
 
 
 def is_stated(name: str) -> bool:

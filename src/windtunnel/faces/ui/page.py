@@ -22,7 +22,7 @@ from windtunnel.faces.report.draw.page import body_of, page_of, page_template
 from windtunnel.faces.report.plans import plans_document
 from windtunnel.faces.report.prediction.views import advice_views, prediction_document
 from windtunnel.faces.report.run_list import RunList, runs_document
-from windtunnel.faces.ui.form import FILE, FIRST, SECOND, SLIDERS, START, Asked, asked_of, plan_fields
+from windtunnel.faces.ui.form import FILE, FIRST, SECOND, SLIDERS, START, FormQuestion, asked_of, plan_fields
 from windtunnel.faces.ui.jobs import VERBS, Job, JobList
 from windtunnel.faces.ui.swept import address_of, shown
 from windtunnel.faces.ui.variations import VARIED, points
@@ -71,7 +71,7 @@ class Page:
         """A template of this package with its parts."""
         return page_template(template, "windtunnel.faces.ui").render(**parts)
 
-    def result(self, form: Asked) -> Result:
+    def result(self, form: FormQuestion) -> Result:
         """The answer to a question; the last ones are kept, since keeping, going back and advice ask the same again."""
         files = self.jobs.uploads  # a file that is dropped again may answer otherwise
         key = (repr(form), files.stat().st_mtime_ns if files.is_dir() else 0)

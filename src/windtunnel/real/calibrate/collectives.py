@@ -385,7 +385,7 @@ def _agreed(torch: ModuleType, one_s: float, share_s: float, device: str, least:
     return int(count.item())
 
 
-class _Done:
+class _AbsentRank:
     """A rank that takes no part."""
 
     def wait(self) -> None:
@@ -413,4 +413,4 @@ def _start(torch: ModuleType, kind: str, size: int, rank: int, world_size: int, 
         return lambda: distributed.all_to_all_single(target, even, async_op=True)
     if rank == 0:
         return lambda: distributed.isend(whole, 1)
-    return (lambda: distributed.irecv(whole, 0)) if rank == 1 else _Done
+    return (lambda: distributed.irecv(whole, 0)) if rank == 1 else _AbsentRank

@@ -18,7 +18,7 @@ _FORMAT = "windtunnel calibration journal 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class JournalContents:
     """What an earlier run left."""
 
     records: tuple[dict[str, object], ...] = ()
@@ -31,7 +31,7 @@ def journal_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.journal")
 
 
-def open_journal(path: Path, identity: dict[str, object]) -> tuple[Journal, Kept]:
+def open_journal(path: Path, identity: dict[str, object]) -> tuple[Journal, JournalContents]:
     """The journal at `path`, begun anew or gone on with.
 
     Raises:
@@ -73,12 +73,12 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def _read(path: Path, identity: dict[str, object]) -> tuple[Kept, int]:
+def _read(path: Path, identity: dict[str, object]) -> tuple[JournalContents, int]:
     """What is readable, and how many bytes of the file to keep: all up to the last whole line, or none."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return Kept(), 0
+        return JournalContents(), 0
     except OSError as error:
         raise InputFileError(path, error.strerror or "cannot be read", "remove it, or give another --out") from error
     whole = data.rfind(b"\n") + 1
@@ -95,7 +95,7 @@ def _read(path: Path, identity: dict[str, object]) -> tuple[Kept, int]:
             damaged += 1
     if not records or records[0].get("journal") != _FORMAT:
         if not data:
-            return Kept(), 0
+            return JournalContents(), 0
         remedy = "its first line is damaged; remove it to start again, or give another --out"
         raise InputFileError(path, "is no journal of a calibration", remedy)
     for name, value in identity.items():
@@ -103,4 +103,4 @@ def _read(path: Path, identity: dict[str, object]) -> tuple[Kept, int]:
             problem = f"was begun with {name} {records[0].get(name)!r}, and this is {value!r}"
             raise InputFileError(path, problem, "remove it to start again, or give another --out")
     spent = [record["spent_s"] for record in records[1:] if isinstance(record.get("spent_s"), (int, float))]
-    return Kept(tuple(records[1:]), damaged, max(spent, default=0.0)), whole
+    return JournalContents(tuple(records[1:]), damaged, max(spent, default=0.0)), whole

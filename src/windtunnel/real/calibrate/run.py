@@ -17,7 +17,7 @@ from windtunnel.real.calibrate.document import load_document, to_yaml
 from windtunnel.real.calibrate.journal import journal_path, open_journal
 from windtunnel.real.calibrate.kinds import KINDS
 from windtunnel.real.calibrate.session import (
-    Found,
+    Measurements,
     Session,
     finished_document,
     out_of_memory,
@@ -34,7 +34,7 @@ class Outcome:
 
     out: Path
     device: Device
-    found: Found
+    found: Measurements
     resumed_points: int
     damaged_lines: int
     seconds: float

@@ -19,7 +19,7 @@ from windtunnel.real.calibrate.choose import Limits, Progress, Rates, next_point
 from windtunnel.real.calibrate.device import Device
 from windtunnel.real.calibrate.document import cluster_document, load_document
 from windtunnel.real.calibrate.interference_filter import UNUSUAL, UnusualSpells
-from windtunnel.real.calibrate.journal import Journal, Kept
+from windtunnel.real.calibrate.journal import Journal, JournalContents
 from windtunnel.real.calibrate.kinds import KINDS, STORED_AS, Curve, Shape, curves
 from windtunnel.real.calibrate.timing import (
     CudaTimer,
@@ -51,7 +51,7 @@ Report = Callable[[float, float, str], None]  # spent seconds, budget seconds, w
 
 
 @dataclass(slots=True)
-class Found:
+class Measurements:
     """Everything measured so far."""
 
     points: dict[Curve, dict[Shape, Timing]] = field(default_factory=dict)
@@ -66,9 +66,9 @@ class Found:
         return sum(map(len, self.points.values()))
 
 
-def recalled(earlier: Kept) -> Found:
+def recalled(earlier: JournalContents) -> Measurements:
     """What the records of a journal say. Records that make no sense are left out."""
-    measured = Found()
+    measured = Measurements()
     for record in earlier.records:
         try:
             _recall(measured, record)
@@ -77,7 +77,7 @@ def recalled(earlier: Kept) -> Found:
     return measured
 
 
-def _recall(measured: Found, record: dict[str, Any]) -> None:
+def _recall(measured: Measurements, record: dict[str, Any]) -> None:
     if "kind" in record:
         curve = Curve(str(record["kind"]), str(record["phase"]), str(record["dtype"]))
         if curve.phase not in KINDS[curve.kind].weights:
@@ -106,7 +106,7 @@ class Session:
     torch: ModuleType
     device: Device
     journal: Journal
-    results: Found
+    results: Measurements
     budget_s: float
     spent_before_s: float
     start_s: float  # time.monotonic() when the command started
@@ -321,7 +321,7 @@ class Session:
             self.note(f"{text}: measure again on a quiet machine")
 
 
-def finished_document(device: Device, measured: Found, out: Path) -> dict[str, object]:
+def finished_document(device: Device, measured: Measurements, out: Path) -> dict[str, object]:
     """The document of everything found, with the collectives of the file that was there before."""
     values = measured.values
     document = cluster_document(
@@ -341,7 +341,7 @@ def finished_document(device: Device, measured: Found, out: Path) -> dict[str, o
     return document
 
 
-def usable(measured: Found, dtypes: Sequence[str]) -> bool:
+def usable(measured: Measurements, dtypes: Sequence[str]) -> bool:
     """Whether there is enough for a cluster document: a GEMM rate of each dtype and a copy."""
     have = {(curve.kind, curve.dtype) for curve, points in measured.points.items() if points}
     return ("copy", "bytes") in have and all(("gemm", dtype) in have for dtype in dtypes)

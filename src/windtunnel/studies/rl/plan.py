@@ -36,7 +36,7 @@ NEAR = 0.03  # steps that differ by less are called as good
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Trial:
     """A candidate: what it is, its bound, and its step where it was simulated."""
 
     words: str
@@ -52,7 +52,7 @@ class RlPlanned(Answer):
     """The answer to `rl plan`."""
 
     best: RlResult
-    tried: tuple[Tried, ...]  # in the order of their steps, then of their bounds
+    tried: tuple[Trial, ...]  # in the order of their steps, then of their bounds
     refused: int  # candidates that do not fit
     verdicts: tuple[str, ...]
 
@@ -111,7 +111,7 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
     heapify(heap)
     passed: list[tuple[float, Job]] = []  # what the proof leaves out, by bounds
     best: tuple[float, RlResult] | None = None
-    trials: list[Tried] = []
+    trials: list[Trial] = []
     while heap:
         bound, number, laid_out, job = heappop(heap)
         if prove and best is not None and bound >= best[0]:
@@ -182,16 +182,16 @@ def candidates(question: RlPlan) -> Iterator[Rl]:
                 yield Rl(**{**base, "rollout": rollout, "hybrid": False, **pools})
 
 
-def _trial(job: Job, bound: float, result: RlResult | None) -> Tried:
+def _trial(job: Job, bound: float, result: RlResult | None) -> Trial:
     steps = job.rules.async_steps
     pools = "colocated" if job.colocated else f"{job.question.generate} generate, {job.question.train} train"
     mode = "in turn" if not steps else f"{steps:g} ahead"
     words = f"{pools}, generators tp{job.engine.deployment.tp}, {mode}"
     step = None if result is None else result.step_time_s
-    return Tried(words, job.question.generate, job.engine.deployment.tp, steps, bound, step)
+    return Trial(words, job.question.generate, job.engine.deployment.tp, steps, bound, step)
 
 
-def verdicts(trials: list[Tried], best: RlResult, async_steps: float) -> tuple[str, ...]:
+def verdicts(trials: list[Trial], best: RlResult, async_steps: float) -> tuple[str, ...]:
     """What the search shows, in sentences; `async_steps`: as far ahead as it looked."""
     done = [trial for trial in trials if trial.step_s is not None]
     first = done[0]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.app import build, main
-from windtunnel.faces.cli.flags import Given, spelled
+from windtunnel.faces.cli.flags import FlagValues, spelled
 from windtunnel.faces.cli.output import cold
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.faces.cli.verbs import LAUNCHERS
@@ -57,7 +57,7 @@ def asked(*sets: str, model: str = "llama-3-8b", plan: Path | None = None, **fla
     words = {"model": model, "cluster": "h100-sxm:16", **ASKED, **flags}
     texts = {name.replace("_", "-"): value if isinstance(value, bool) else str(value) for name, value in words.items()}
     files = {} if plan is None else {"plan": str(plan)}
-    given = Given({name: value for name, value in texts.items() if value != "None"}, files, sets)
+    given = FlagValues({name: value for name, value in texts.items() if value != "None"}, files, sets)
     below = plan_below(given)
     question: Predict = from_flags("predict", given.flags, sets, below.parts, below.path)
     return question

@@ -14,7 +14,7 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.real.calibrate.device import Device
 from windtunnel.real.calibrate.document import cluster_document, load_document, to_yaml
 from windtunnel.real.calibrate.kinds import Curve
-from windtunnel.real.calibrate.session import Found, finished_document
+from windtunnel.real.calibrate.session import Measurements, finished_document
 from windtunnel.real.calibrate.timing import Timing
 
 DEVICE = Device(
@@ -70,7 +70,7 @@ def test_it_is_plain_yaml_and_loads_as_it_was(tmp_path: Path) -> None:
 
 
 def test_collectives_and_the_link_they_measured_outlive_a_new_calibration(tmp_path: Path) -> None:
-    out, found = tmp_path / "my.yaml", Found()
+    out, found = tmp_path / "my.yaml", Measurements()
     document = finished_document(DEVICE, found, out)
     document["scale_out"]["bandwidth"], document["sources"]["scale_out"] = "3.5 GB/s", "send and receive"
     document["calibration"]["collectives"] = {"send_recv": {"gloo 2": [[4096, 1e-4, 1e-4, 2e-4]]}}

@@ -195,7 +195,7 @@ def _compiled(node: ast.expr) -> CodeType:
 
 
 @dataclass
-class Seen:
+class ConditionValues:
     """Values of one condition, once a step."""
 
     file: str
@@ -238,7 +238,7 @@ class Loop:
     """Watches the conditions of the functions that are being run when a step ends, and the loops that they are in."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, Condition], Seen] = {}
+        self._seen: dict[tuple[str, Condition], ConditionValues] = {}
         self._words: dict[tuple[str, Condition], set[object]] = {}  # values that are compared and are no numbers
         self._rounds: dict[tuple[str, Round], int] = {}  # inner ones, and how often they go round; 0: not known
         self._called: set[str] = set()  # names of what the training's loop calls
@@ -281,7 +281,7 @@ class Loop:
             self._words.setdefault((name, condition), set()).add(left)
         if any(isinstance(value, bool) or not isinstance(value, int) for value in (left, right)):
             return
-        seen = self._seen.setdefault((name, condition), Seen(name, condition))
+        seen = self._seen.setdefault((name, condition), ConditionValues(name, condition))
         seen.lefts.append(left)
         seen.right = right
 

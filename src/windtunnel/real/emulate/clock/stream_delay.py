@@ -70,7 +70,7 @@ class Device(Protocol):
 
 
 @dataclass(slots=True)
-class _Held:
+class _DelayedCall:
     call: Communication
     arrived: torch.cuda.Event  # event on the issuing stream
     done: torch.cuda.Event  # event on the group's stream
@@ -83,7 +83,7 @@ class _Held:
 @dataclass(slots=True)
 class _Step:
     begin: torch.cuda.Event  # event
-    holds: list[_Held] = field(default_factory=list)
+    holds: list[_DelayedCall] = field(default_factory=list)
     optimizer: torch.optim.Optimizer = None
     ended: torch.cuda.Event | None = None
 
@@ -109,7 +109,7 @@ class StreamDelay:
         self.policy = PeerPolicy(self.fill)
         self.plan: list[tuple[Communication, float]] = []
         self.unplanned = 0
-        self._open: dict[tuple[object, ...], _Held] = {}
+        self._open: dict[tuple[object, ...], _DelayedCall] = {}
         self._on_host: dict[tuple[object, ...], float] = {}  # calls on tensors of the host -> when they are done
         self._step: _Step | None = None
         self._past: deque[_Step] = deque()
@@ -141,7 +141,7 @@ class StreamDelay:
             seconds = self._planned(call)
             if seconds > SHORTEST_S:
                 device.spin(stream, seconds, since)
-            hold = _Held(call, arrived, device.record(stream), tensors=(*exchange.inputs, *exchange.outputs))
+            hold = _DelayedCall(call, arrived, device.record(stream), tensors=(*exchange.inputs, *exchange.outputs))
             self._open[identity(call)] = hold
             if self._step is not None:
                 self._step.holds.append(hold)

@@ -32,7 +32,7 @@ MAGIC = b"WTTAPE1\n"
 Key = tuple[object, ...]
 
 
-class Kept(NamedTuple):
+class TapeTensor(NamedTuple):
     """One tensor on the tape."""
 
     dtype: str  # torch's name
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     """Where a communication's tensors lie in the file."""
 
     offset: int
-    tensors: tuple[Kept, ...]
+    tensors: tuple[TapeTensor, ...]
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Tape:
             self.facts: dict[str, object] = json.loads(self._file.readline())
             while line := self._file.readline():
                 head = json.loads(line)
-                tensors = tuple(Kept(dtype, tuple(shape), size) for dtype, shape, size in head["tensors"])
+                tensors = tuple(TapeTensor(dtype, tuple(shape), size) for dtype, shape, size in head["tensors"])
                 at = self._file.tell()
                 after = at + sum(tensor.bytes for tensor in tensors)
                 if after > end:
@@ -129,7 +129,7 @@ class Tape:
         except (ValueError, KeyError, TypeError) as error:
             raise InputFileError(path, f"is damaged near byte {self._file.tell()} ({error})", "record again") from None
 
-    def data(self, place: Place) -> list[tuple[Kept, bytes]]:
+    def data(self, place: Place) -> list[tuple[TapeTensor, bytes]]:
         """The tensors of one communication."""
         self._file.seek(place.offset)
         return [(tensor, self._file.read(tensor.bytes)) for tensor in place.tensors]

@@ -89,7 +89,7 @@ class HybridJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class CloudRun:
     """Where a job ran, and what that cost. `gpu_s`: GPU time paid for."""
 
     job: int
@@ -103,13 +103,13 @@ class Placed:
     restarts: int = 0
 
 
-def plan(jobs: Sequence[HybridJob], clouds: Clouds, weights: Weights, *, seed: int = 0) -> list[Placed | None]:
+def plan(jobs: Sequence[HybridJob], clouds: Clouds, weights: Weights, *, seed: int = 0) -> list[CloudRun | None]:
     """What becomes of each job; None where no pool may or can hold it."""
     pools = clouds.pools
     profiles = [Profile(cloud.gpus) if cloud.gpus is not None else None for cloud in pools]
     ups = ups_of(clouds, seed)
     labels = [cloud.privacy for cloud in pools]
-    result: list[Placed | None] = [None] * len(jobs)
+    result: list[CloudRun | None] = [None] * len(jobs)
     for row, job in sorted(enumerate(jobs), key=lambda pair: (pair[1].submit_s, pair[1].index)):
         now_ns = round(job.submit_s * NS)
         for profile in profiles:
@@ -163,11 +163,11 @@ def _slowdown(cloud: Cloud) -> float:
     return 1.0 + (down_s + cloud.startup_s + min(CHECKPOINT_S / 2, up_s / 2)) / up_s
 
 
-def _placed(job: HybridJob, offer: Offer, clouds: Clouds, ups: Ups | None) -> Placed:
+def _placed(job: HybridJob, offer: Offer, clouds: Clouds, ups: Ups | None) -> CloudRun:
     cloud = clouds.pools[offer.pool]
     if ups is None:
         gpu_s = (job.duration_s + cloud.startup_s) * job.gpus
-        return Placed(
+        return CloudRun(
             job.index, offer.pool, offer.start_s, offer.end_s, offer.cost, offer.moved_gb, offer.secret_gb, gpu_s
         )
     run = spot_run(job.duration_s, offer.start_s, ups, cloud.startup_s, CHECKPOINT_S)
@@ -175,6 +175,6 @@ def _placed(job: HybridJob, offer: Offer, clouds: Clouds, ups: Ups | None) -> Pl
     egress = offer.moved_gb * clouds.pools[job.data_at].egress_per_gb
     cost = gpu_s * cloud.price_per_gpu_s + egress
     assert math.isfinite(run.end_s)
-    return Placed(
+    return CloudRun(
         job.index, offer.pool, run.start_s, run.end_s, cost, offer.moved_gb, offer.secret_gb, gpu_s, run.interruptions
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.fleet.hybrid.clouds import Clouds, label_of, read_clouds
-from windtunnel.studies.fleet.hybrid.plan import CHECKPOINT_S, HybridJob, Placed, plan, secret_of, ups_of
+from windtunnel.studies.fleet.hybrid.plan import CHECKPOINT_S, CloudRun, HybridJob, plan, secret_of, ups_of
 from windtunnel.studies.fleet.hybrid.spot import Zone, roam
 from windtunnel.studies.fleet.hybrid.starburst import starburst
 from windtunnel.studies.fleet.jobs.trace import Jobs
@@ -85,12 +85,12 @@ def _gigabytes(text: str, where: str) -> float:
     return size
 
 
-def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | None]:
+def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[CloudRun | None]:
     """Each job in the cheapest spot zone that is up, and on to the next; own GPUs are for jobs that may not leave."""
     ups = ups_of(clouds, seed)
     labels = [cloud.privacy for cloud in clouds.pools]
     able_of = [[at for at in allowed(job.label, labels) if at > 0 and clouds.pools[at].gpus is None] for job in work]
-    result: list[Placed | None] = [None] * len(work)
+    result: list[CloudRun | None] = [None] * len(work)
     bound = [job for job, able in zip(work, able_of, strict=True) if not able]
     for placed in plan(bound, clouds, STRATEGIES["hybrid-cost"], seed=seed):
         if placed is not None:
@@ -113,13 +113,13 @@ def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | N
                 secret += secret_of(job, cloud, clouds, job.data_gb)
                 at = stay.pool
         first, last = stays[0], stays[-1]
-        result[job.index] = Placed(
+        result[job.index] = CloudRun(
             job.index, last.pool, first.start_s, last.end_s, cost, moved, secret, gpu_s, len(stays) - 1
         )
     return result
 
 
-def figures_of(placed: list[Placed | None], work: list[HybridJob], clouds: Clouds) -> dict[str, object]:
+def figures_of(placed: list[CloudRun | None], work: list[HybridJob], clouds: Clouds) -> dict[str, object]:
     """The measures of the strategies."""
     there = [each for each in placed if each is not None]
     label = {job.index: job.label for job in work}

@@ -12,7 +12,7 @@ from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, next_in_que
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.decision import EMPTY
 from windtunnel.studies.fleet.hybrid.clouds import Clouds
-from windtunnel.studies.fleet.hybrid.plan import NS, HybridJob, Placed, offer_of, secret_of
+from windtunnel.studies.fleet.hybrid.plan import NS, CloudRun, HybridJob, offer_of, secret_of
 from windtunnel.studies.fleet.policies.hybrid import STRATEGIES, allowed, choose, patience_s
 from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.work import Rigid
@@ -49,7 +49,7 @@ class Patience(QueuePolicy):
         board.wake_ns = None
 
 
-def starburst(jobs: Sequence[HybridJob], clouds: Clouds) -> list[Placed | None]:
+def starburst(jobs: Sequence[HybridJob], clouds: Clouds) -> list[CloudRun | None]:
     """What becomes of each job; None where nobody may hold it."""
     own = clouds.pools[0]
     assert own.gpus is not None
@@ -74,7 +74,7 @@ def starburst(jobs: Sequence[HybridJob], clouds: Clouds) -> list[Placed | None]:
     }
     leaves = sorted(((at_ns, running[index]) for index, at_ns in leaves_ns.items()), key=lambda each: each[0])
     Clock(list(running.values()), [own.gpus], Patience(leaves)).run()
-    result: list[Placed | None] = []
+    result: list[CloudRun | None] = []
     for job in jobs:
         here, able = running.get(job.index), outside[job.index]
         if here is not None and here.start_ns is not None:
@@ -96,18 +96,18 @@ def _lasts_s(job: HybridJob, clouds: Clouds) -> float:
     return (own.move_s(job.data_gb, source) if job.data_at and job.data_gb else 0.0) + job.duration_s
 
 
-def _at_home(job: HybridJob, now_ns: int, clouds: Clouds) -> Placed:
+def _at_home(job: HybridJob, now_ns: int, clouds: Clouds) -> CloudRun:
     own, source = clouds.pools[0], clouds.pools[job.data_at]
     moved = 0.0 if job.data_at == 0 else job.data_gb
     start_s, lasts_s = now_ns / NS, _lasts_s(job, clouds)
     cost = lasts_s * job.gpus * own.price_per_gpu_s + moved * source.egress_per_gb
-    return Placed(job.index, 0, start_s, start_s + lasts_s, cost, moved, 0.0, lasts_s * job.gpus)
+    return CloudRun(job.index, 0, start_s, start_s + lasts_s, cost, moved, 0.0, lasts_s * job.gpus)
 
 
-def _away(job: HybridJob, now_ns: int, clouds: Clouds, outside: Sequence[int]) -> Placed:
+def _away(job: HybridJob, now_ns: int, clouds: Clouds, outside: Sequence[int]) -> CloudRun:
     late = HybridJob(job.index, now_ns / NS, job.gpus, job.duration_s, job.label, job.data_gb, job.data_at)
     best = choose([offer_of(late, at, clouds, None) for at in outside], STRATEGIES["hybrid-cost"])
     cloud = clouds.pools[best.pool]
     gpu_s = (job.duration_s + cloud.startup_s) * job.gpus
     secret = secret_of(job, cloud, clouds, best.moved_gb)
-    return Placed(job.index, best.pool, best.start_s, best.end_s, best.cost, best.moved_gb, secret, gpu_s)
+    return CloudRun(job.index, best.pool, best.start_s, best.end_s, best.cost, best.moved_gb, secret, gpu_s)
