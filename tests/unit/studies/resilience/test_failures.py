@@ -10,7 +10,7 @@ import pytest
 from windtunnel.errors import InputFileError, UnknownNameError
 from windtunnel.studies.resilience.failures import CATALOGUE, draw, fit_log, process_to_yaml, read_failures
 from windtunnel.studies.resilience.failures.draw import NEVER, SLOW
-from windtunnel.studies.resilience.failures.process import Cause, FailureProcess, Lemons
+from windtunnel.studies.resilience.failures.process import Cause, FailureProcess, Lemons, SlowHosts
 
 DAY_S = 86_400.0
 
@@ -53,6 +53,13 @@ def test_events_ascend_strictly_and_slow_hosts_are_marked() -> None:
         assert (np.diff(times[real]) > 0).all()
         assert ((slow > 0) == (cause == SLOW))[real].all()
     assert (trace.cause == SLOW).any()
+
+
+def test_events_are_expected_by_rate_and_time_slow_hosts_among_them() -> None:
+    cause = Cause("memory", "gpu", "gpu", 1e-8)
+    process = FailureProcess("own", "by hand", (cause,), slow=SlowHosts(rate_per_node_s=3e-8))
+    # 16 GPUs fail at 1e-8 a second each, 2 nodes become slow at 3e-8: 2.2e-7 a second for a million seconds
+    assert process.events(16, 8, 1e6) == pytest.approx(0.22)
 
 
 def test_lemons_keep_the_mean_and_repeat_themselves() -> None:
