@@ -21,7 +21,7 @@ from windtunnel.physics.cost.inference import measured
 from windtunnel.physics.cost.inference.surface import Surface, surface
 from windtunnel.physics.cost.price import Price, Source
 from windtunnel.physics.hardware.gpu import Gpu
-from windtunnel.physics.model.mixers import Recurrent
+from windtunnel.physics.model.mixers import Recurrent, absent
 from windtunnel.physics.model.operations import Operation
 
 TABLES = {"gdn": ("linear_attention", "gdn_perf"), "kda": ("kda", "kda_perf")}
@@ -54,6 +54,8 @@ def scan_price(gpu: Gpu, op: Operation, *, backward: bool) -> Price:
 
 def mixer_s(gpu: Gpu, framework: str, mixer: Recurrent, tokens: float, sequences: float, tp: int) -> float:
     """One layer in serving on one of `tp` ranks: `tokens` of each sequence, 1 in decoding."""
+    if absent(mixer):
+        return 0.0
     sizes = -(-mixer.heads // tp), mixer.head_dim, mixer.value_head_dim
     phase = "context" if tokens > 1 else "generation"
     seconds = scan_s(gpu, framework, mixer.form, *sizes, tokens, sequences, phase)

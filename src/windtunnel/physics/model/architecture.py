@@ -410,8 +410,7 @@ def checked(model: Model, where: str | None = None) -> Model:
 def notes_of(*models: Model) -> tuple[str, ...]:
     """What models leave out, for the warnings of whatever prices them; of several models with their names."""
     named = len({model.name for model in models}) > 1
-    notes = (f"{model.name}: {note}" if named else note for model in models for note in model.notes)
-    return tuple(dict.fromkeys(notes))
+    return tuple(dict.fromkeys(f"{model.name}: {note}" if named else note for model in models for note in model.notes))
 
 
 # Of a model's written form: only where they say something.

@@ -9,6 +9,7 @@ recurrence itself is what decoding runs):
     mamba1      selective scan (Gu 2023, 2312.00752), a head per channel, and rglru (Griffin, 2402.19427), rwkv
                 (2305.13048), all channel by channel on vector units: 9 H d_k d_v
     conv        a short convolution between two gates (LFM2)     0
+    none        nothing: the layer is its feed-forward alone (Llama-Nemotron)
 
 and 2 FLOPs per weight of the short convolution in front. These FLOPs follow from the papers, no kernel was counted.
 The state is in fp32, the convolution's last inputs in 16 bits; neither grows with the context.
@@ -21,7 +22,7 @@ from typing import Literal
 
 from windtunnel.physics.model.architecture import Attention, AttentionCount, FeedForward, Layer, Model
 
-Form = Literal["gdn", "kda", "mamba2", "lightning", "mlstm", "mamba1", "rglru", "rwkv", "conv"]
+Form = Literal["gdn", "kda", "mamba2", "lightning", "mlstm", "mamba1", "rglru", "rwkv", "conv", "none"]
 DELTA_RULE = ("gdn", "kda")
 BY_CHANNEL = ("mamba1", "rglru", "rwkv")
 
@@ -229,6 +230,11 @@ class Recurrent(Extended):
         """Of one sequence: the state in fp32 and the last inputs of convolutions in 16 bits."""
         state = 0 if self.form == "conv" else self.heads * self.head_dim * self.value_head_dim
         return 4.0 * state + 2.0 * self.conv_channels * self.conv_width + 2.0 * self.more_state
+
+
+def absent(attention: Attention) -> bool:
+    """Whether a layer has no mixer: it is its feed-forward alone."""
+    return isinstance(attention, Recurrent) and attention.form == "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def test_parameters_are_those_that_transformers_builds(kind: str) -> None:
 
 # Configs of checkpoints with code of their own, which transformers does not build, and parameters as published: counted
 # from the files of a checkpoint, or its card's round number (Ling, Step 3, MiniMax-Text-01, Phi-4-multimodal's text,
-# GigaChat 3.5).
+# GigaChat 3.5, Llama-Nemotron Super).
 CHECKPOINTS = json.loads((Path(__file__).parent / "written_by_checkpoints.json").read_text())
 
 
@@ -48,6 +48,31 @@ def test_parameters_of_checkpoints_with_code_of_their_own(name: str) -> None:
     row = CHECKPOINTS[name]
     exact = row["published"] % 10**6 != 0
     assert read_config(row["config"]).parameters == pytest.approx(row["published"], rel=1e-12 if exact else 4e-3)
+
+
+def test_layers_without_a_mixer_or_a_feed_forward_or_both() -> None:
+    """Llama-Nemotron: the half that is there with its norm, and nothing of what is not."""
+    config = CHECKPOINTS["llama-3.3-nemotron-super-49b"]["config"]
+    whole, alone = config["block_configs"][0], {"no_op": True, "replace_with_linear": False}
+    mixer, block = {"attention": whole["attention"]}, {"ffn": whole["ffn"]}
+    kinds = [
+        {**mixer, **block},
+        {**mixer, "ffn": alone},
+        {"attention": alone, **block},
+        {"attention": alone, "ffn": alone},
+    ]
+    model = read_config({**config, "block_configs": kinds, "num_hidden_layers": len(kinds)})
+    both, no_block, no_mixer = (model.parameters_of(layer) for layer in model.layers)
+    assert both.total == no_block.total + no_mixer.total
+    assert no_mixer.total == 3 * 8192 * 14336 + 8192  # two thirds of 2.625 times the width, and a norm
+    shard = Shard(batch=1, seq_len=4096, tp=8)
+    ops, ops_no_block, ops_no_mixer = (layer_operations(layer, model, shard) for layer in model.layers)
+    assert sum(op.flops for op in ops) == sum(op.flops for op in (*ops_no_block, *ops_no_mixer))
+    assert [op.name for op in ops_no_mixer] == ["norm_1", "mlp_up", "activation", "mlp_down", "residual_2"]
+    assert kv_bytes_per_token(model) == 2 * kv_bytes_per_token(replace(model, layers=model.layers[:1]))
+    linear = {"attention": {**whole["attention"], "replace_with_linear": True}, **block}
+    with pytest.raises(SpecError, match="kind of layer 0 = 'other'"):
+        read_config({**config, "block_configs": [linear], "num_hidden_layers": 1})
 
 
 # Diffusion transformers as diffusers 0.42 builds them on the meta device: its defaults, and configs of FLUX.2 klein,

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from windtunnel.physics.model.architecture import Attention, Model
 from windtunnel.physics.model.layers.parts import linear, transferred
-from windtunnel.physics.model.mixers import Compressed, Extended, Indexed, Recurrent
+from windtunnel.physics.model.mixers import Compressed, Extended, Indexed, Recurrent, absent
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 
 
 def attention_operations(attention: Attention, model: Model, shard: Shard) -> list[Operation]:
     """The ops of one attention block in forward order."""
     if isinstance(attention, Recurrent):
-        return _recurrent(attention, model, shard)
+        return [] if absent(attention) else _recurrent(attention, model, shard)
     if isinstance(attention, Compressed):
         return _compressed(attention, model, shard)
     t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes

@@ -33,9 +33,11 @@ def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0
     `load`: how many times the mean the experts of this rank are given, where the router is uneven. Shapes and bytes
     are then this rank's; FLOPs and transfers' `bytes_total` stay the mean over the ranks that share the experts.
     """
-    ops = [norm_layer("norm_1", model, shard), *attention_operations(layer.attention, model, shard)]
+    mixer = attention_operations(layer.attention, model, shard)
+    ops = [norm_layer("norm_1", model, shard), *mixer]
     streams = layer.streams if isinstance(layer, Streamed) else 1
-    ops.append(residual_add("residual_1", model, shard))
+    if mixer:
+        ops.append(residual_add("residual_1", model, shard))
     ops += _mixed_streams("streams_1", streams, model, shard)
     if layer.feed_forward.kind == "dense" and not layer.feed_forward.size:
         return tuple(ops)

@@ -293,11 +293,13 @@ def _read(fields: Fields, name: str, rules: Rules, notes: tuple[str, ...]) -> Mo
             if kind not in rules[part] and kind != NOTHING:
                 remedy = f"layers of this type have {', '.join(rules[part])}"
                 raise fields.refuse(f"kind of layer {i}", showable(kind), remedy)
+        if kinds == [NOTHING, NOTHING]:
+            continue  # holds nothing (Llama-Nemotron Ultra)
         mixer = reading.once("mixers", kinds[0], i, _mixer)
         block = EMPTY if kinds[1] == NOTHING else reading.once("blocks", kinds[1], i, _block)
         entries = reading.entries("layer", "layer", layer, i)
         if not block.size:
-            entries["norms"] = 1
+            entries["norms"] = min(1, entries.get("norms", 1))
         key = (id(mixer), id(block), tuple(entries.values()))
         if key not in distinct:
             distinct[key] = _layer(mixer, block, entries)

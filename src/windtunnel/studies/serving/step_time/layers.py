@@ -22,7 +22,7 @@ from windtunnel.physics.cost.inference.modules import Module, kind_of, module_of
 from windtunnel.physics.cost.inference.surface import Surface
 from windtunnel.physics.cost.scans import mixer_s
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
-from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, Recurrent, Streamed
+from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, Recurrent, Streamed, absent
 from windtunnel.studies.serving.adapters import adapters_of, products_s
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import order_of
@@ -84,7 +84,8 @@ class Layers:
                 if self._shared_beside and tokens <= SHARED_BESIDE:
                     shared = max(0.0, shared - self._experts(layer, tokens * self.deployment.attn_dp))
                 seconds += shared
-        halves = 2 if block.size else 1  # a mixer alone has one norm and one sum
+        # A mixer or a feed-forward alone has one norm and one sum.
+        halves = 2 if block.size and not absent(layer.attention) else 1
         sums = 1 if layer.parallel_block else halves
         seconds += sums * self.kernels.all_reduce_s(TWO_BYTES * tokens * hidden, tp)
         if layer.attention.qk_norm == "full":  # two sums of squares per token, over the heads of all ranks
@@ -119,6 +120,8 @@ class Layers:
     def _projections(self, attention: Attention, tokens: float, dtype: str) -> float:
         hidden, tp, gemm = self.model.hidden_size, self.deployment.tp, self.kernels.gemm_s
         heads = -(-attention.heads // tp)
+        if absent(attention):
+            return 0.0
         if isinstance(attention, Recurrent):
             width = (attention.in_width + attention.more_weights / hidden) / tp
             return gemm(tokens, width, hidden, dtype) + gemm(tokens, hidden, heads * attention.value_head_dim, dtype)
