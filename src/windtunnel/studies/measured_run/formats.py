@@ -97,6 +97,8 @@ FORMATS = (
         r"train_step_timing in s\"?[:=]",
         number=(r"global_step\"?[:=] *#", 1.0),
         seconds=(r"train_step_timing in s\"?[:=] *#", 1.0),
+        allocated_bytes=(r"max_memory_allocated[:=] *#", 1.0),
+        reserved_bytes=(r"max_memory_reserved[:=] *#", 1.0),
         tokens_per_s_per_gpu=(r"tokens_per_sec_per_gpu[:=] *#", 1.0),
         global_batch=(r"global_batch_size[:=] *#", 1.0),
     ),
@@ -226,8 +228,8 @@ FORMATS = (
         r"\beta: .*\biter(?:ation)?: *\d+.*\btime: ",
         number=(r"\biter(?:ation)?: *#", 1.0),
         seconds=(r"(?<!_)\btime: *#", 1.0),
-        data_loader=(r"\bdata_time: *#", 1.0),
-        allocated_bytes=(r"\bmax_mem: *#M", MIB),
+        data_loader=(r"\bdata(?:_time)?: *#", 1.0),
+        allocated_bytes=(r"\bmax[_ ]mem: *#", MIB),
     ),
     _format(
         "fairseq",
@@ -292,24 +294,49 @@ FORMATS = (
         seconds=(r"(?i)(?:per-step time |[\[(])# ?(m?s)(?:\b|ec/step)", TIMES),
     ),
     _format(
-        "training loop",
-        r"(?i)\bstep.*\bstep[ _]time ?:? *[\d.,]+ ?m?s\b",
-        number=(r"(?i)(?<!outer )\bstep:? +\[?#", 1.0),
-        seconds=(r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?step[ _]time ?:? *# ?(m?s)\b", TIMES),  # no mean, no part
+        "Swin Transformer",  # and what descends from it
+        r"\bTrain: \[\d+/\d+\]\[\d+/\d+\]\s+eta .*\btime ",
+        number=(r"\]\[#/", 1.0),
+        seconds=(r"\btime #", 1.0),
+        allocated_bytes=(r"\bmem #MB", MIB),
+    ),
+    _format(
+        "Paddle",  # of PaddleOCR, PaddleDetection, PaddleClas
+        r"\bbatch_cost: *[\d.]+ ?s\b",
+        number=(r"\b[Ii]ter: *#", 1.0),
+        seconds=(r"\bbatch_cost: *# ?s\b", 1.0),
+        data_loader=(r"\breader_cost: *#", 1.0),
+        samples_per_s=(r"\bips: *#", 1.0),
+    ),
+    _format(
+        "training loop",  # no mean, no part, and not litgpt's `iter time`, of a micro-batch
+        r"(?i)\b(?:step|iteration).*\b(?:step|iteration)[ _-]time ?[:=]? *[\d.,]+ ?m?s(?:ec)?\b",
+        number=(r"(?i)(?<!outer )\b(?:step|iteration)[:=]? +\[?#", 1.0),
+        seconds=(
+            r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?(?:step|iteration)[ _-]time ?[:=]? *# ?(m?s)(?:ec)?\b",
+            TIMES,
+        ),
+    ),
+    _format(
+        "training loop",  # of DeepSpeed-Domino
+        r"(?i)\b(?:step|iteration):? *\d.*\b(?:step|iteration)[ _-]time \(ms\): *\d",
+        number=(r"(?i)\b(?:step|iteration):? *#", 1.0),
+        seconds=(r"(?i)\b(?:step|iteration)[ _-]time \(ms\): *#", MS),
     ),
     _format(
         "training loop",  # picotron, prime-rl and others
-        r"(?i)\b(?:step|iter):? *\d+ *\|.*(?:(?<=\|) time: [\d.]+ ?m?s\b|\btokens/s/gpu:)",
+        r"(?i)\b(?:step|iter):? *\d+ *[|,].*(?:(?<=[|,]) time: [\d.]+ ?m?s\b|\btokens/(?:s|sec)/gpu:)",
         number=(r"(?i)\b(?:step|iter):? *#", 1.0),
-        seconds=(r"(?i)\| time: # ?(m?s)\b", TIMES),
-        tokens_per_s_per_gpu=(r"(?i)tokens/s/gpu: *#([KMGT]?)", THOUSANDS),
+        seconds=(r"(?i)[|,] time: # ?(m?s)\b", TIMES),
+        unnamed=(r"(?i)[|,] time: #", 1.0),
+        tokens_per_s_per_gpu=(r"(?i)tokens/(?:s|sec)/gpu: *#([KMGT]?)", THOUSANDS),
         tokens_per_s=(r"Throughput: # tokens/s", 1.0),
     ),
     _format(
         "training loop",
-        r"(?i)\b(?:batch|step|iter(?:ation)?)[: ]*\[?\d+.*\bspeed: *[\d.]+ samples/s",
-        number=(r"(?i)\b(?:batch|step|iter(?:ation)?)[: ]*\[?#", 1.0),
-        samples_per_s=(r"(?i)\bspeed: *# samples/s", 1.0),
+        r"(?i)\b(?:batch|step|iter(?:ation)?)[:= ]*\[?\d+.*\b(?:speed|throughput|rate)[:=] *[\d.]+ samples/s",
+        number=(r"(?i)\b(?:batch|step|iter(?:ation)?)[:= ]*\[?#", 1.0),
+        samples_per_s=(r"(?i)\b(?:speed|throughput|rate)[:=] *# samples/s", 1.0),
     ),
     _format(
         "progress bar",

@@ -19,13 +19,13 @@ RANK = re.compile(r"\[(?:default|rank[- ]?|Rank )(\d+)(?:/\d+)?\]")
 OTHER_BARS = re.compile(
     r"(?i)(?<![\w-])(?:(?:down)?load(?:ing|ed)?|fetch(?:ing)?|map|filter(?:ing)?|tokeni[sz](?:e|ing|ation)|(?:pre)?process"
     r"(?:ing|ed)?|pack(?:ing)?|cast(?:ing)?|generat(?:e|ed|ing|ion)|prompts?|sampl(?:e|es|ing)|eval(?:uat\w+)?"
-    r"|valid(?:at\w+)?|test(?:ing)?|sanity|predict(?:ing|ions?)?|captur(?:e|ing)|saving"
+    r"|valid(?:at\w+)?|test(?:ing)?|sanity|predict(?:ing|ions?)?|captur(?:e|ing)|saving|calculating|map50-95"
     r"|train epoch|train step of epoch)(?!\w)[\w .,=()\[\]/-]*:? *\d+%"
 )
 TRAINING_BAR = re.compile(r"(?i)(?:^|[^\w ]) *training\b[\w .,=()\[\]/-]*:? *\d+%")
 JUDGING = r"(?<![a-z])(?:eval(?:uat\w+)?|valid(?:at\w+)?|val|test(?:ing)?)(?![a-z])"
 # A line of an evaluation: it stands before the step's number.
-JUDGING_STEP = re.compile(rf"(?i){JUDGING}[\]):|\s-]*(?:global[ _])?(?:step|iter|batch|epoch)")
+JUDGING_STEP = re.compile(rf"(?i){JUDGING}[\[\]):|\s-]*(?:global[ _])?(?:step|iter|batch|epoch)")
 # In a loop of nobody's framework also a line that tells of one, or of what is saved: its time is of that.
 BESIDE_STEPS = re.compile(rf"(?i){JUDGING}|\b(?:checkpoint|ckpt|sav(?:ed|ing)\b)")
 OWN_LOOPS = ("training loop", "nanoGPT")
@@ -36,9 +36,13 @@ NAMED = re.compile(
 ROUNDING = 0.02  # of a rate that is printed with few digits, from which on it is not read
 TIMER = re.compile(rf"^\W*([a-z][\w/-]*) \.{{3,}}: \({NUMBER}, {NUMBER}\)")
 TIMERS_ONCE = ("setup", "load-checkpoint", "save-checkpoint", "evaluate", "iterators")
-ABOUT_STEPS = ("step", "iter", "train", "batch", "loss", "latency", "throughput", "perf/", "timing", "samples")
+ABOUT_STEPS = (
+    "step", "iter", "train", "batch", "loss", "latency", "throughput", "perf/", "timing", "samples", "images/",
+    "words/",
+)  # fmt: skip
 HAS_TIME = re.compile(
-    r"\bwps\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|\btime|timing|perf/|(?:/|_per_)s(?:ec(?:ond)?)?\b"
+    r"\bwps\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|(?<![a-z])time|timing|perf/|_s[:=]"
+    r"|(?:/|_per_)s(?:ec(?:ond)?)?\b"
 )
 HAS_NUMBER = re.compile(r"\d")
 STEP_FIELDS = ("number", "seconds", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s")

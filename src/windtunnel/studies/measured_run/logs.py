@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from statistics import median
 
 from windtunnel.studies.measured_run.formats import FORMATS
@@ -77,6 +77,9 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
             skipped += int(record.values.get("skipped", 0))
         elif record.step.phases:
             phases |= record.step.phases  # printed before or beside the step that they are of
+    if form == LOOP and _is_of_several_steps(records):
+        odd = [*odd, "`time` of lines that are several steps apart may be of one of them or of all"]
+        steps = []
     if form == LOOP and _rises([step.seconds for step in steps if step.seconds is not None]):
         odd = [*odd, "times that rise from line to line look like the time since the start"]
         steps = []
@@ -184,7 +187,8 @@ def _by_elapsed(records: list[Record]) -> tuple[list[Record], set[str]]:
 def _between(lines: Sequence[tuple[int, int, float]], tick: float) -> dict[int, float]:
     """Seconds a step of each line: as much time together as the rounding of the clock asks for, pauses apart."""
     gaps: list[tuple[int, int, float]] = []
-    _, number, elapsed = lines[0]
+    lines = list(dropwhile(lambda line: line[2] == 0.0, lines))  # a clock may start behind the first steps
+    _, number, elapsed = lines[0] if lines else (0, 0, 0.0)
     for at, next_number, next_elapsed in lines[1:]:
         if next_number == number and next_elapsed >= elapsed:
             continue  # the same step again
@@ -213,6 +217,14 @@ def _seconds(records: Iterable[Record], form: str) -> float:
     """The median of the step times that a framework says; 0 without one."""
     seconds = [record.step.seconds for record in records if record.format == form and record.step.seconds is not None]
     return median(seconds) if seconds else 0.0
+
+
+def _is_of_several_steps(records: Iterable[Record]) -> bool:
+    """Whether a time that no name says to be a step's stands on lines that are not one step apart."""
+    numbers = [
+        record.step.number for record in records if "unnamed" in record.values and record.step.number is not None
+    ]
+    return any(b - a > 1 for a, b in pairwise(numbers))
 
 
 def _rises(times: Sequence[float]) -> bool:

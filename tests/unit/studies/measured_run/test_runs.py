@@ -63,6 +63,39 @@ def test_what_is_not_understood_is_named_and_never_guessed(tmp_path: Path) -> No
         steady_of(run)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[x] 2025-01-02 INFO: 6epoch:train:51-56batch: iter_time=0.001, optim_step_time=2.0e-04, train_time=0.013",
+        "[2025-01-02 03:04:05] Ep. 1 : Up. 14000 : Sen. 965,843 : Cost 5.2 : Time 359.59s : 3007.81 words/s",
+        "10\timages/sec: 204.8 +/- 0.1 (jitter = 0.6)\t9.228",
+        "Epoch:[0/1] [200/128028]  eta: 1:28:44  loss: 0.1782  step_time: 0.041657  lr: 0.8794",
+        "INFO ts/train.py:232 step:9 smpl:576 ep:2 loss:1.051 lr:1.8e-06 updt_s:0.302 data_s:13.330",
+    ],
+)
+def test_a_line_with_a_time_that_is_not_read_is_named(line: str, tmp_path: Path) -> None:
+    run = read_run([written(tmp_path, "x.log", line + "\n")])
+    assert run.steps == ()
+    assert run.not_understood == (line[:160],)
+
+
+def test_a_time_without_a_name_is_a_steps_only_where_each_step_is_printed(tmp_path: Path) -> None:
+    line = "Step {}, Loss: 1.2, Time: 700.0ms\n"
+    each = read_run([written(tmp_path, "a.log", "".join(line.format(at) for at in range(9)))])
+    assert steady_of(each).seconds == pytest.approx(0.7)
+    tenth = read_run([written(tmp_path, "b.log", "".join(line.format(10 * at) for at in range(9)))])
+    assert tenth.steps == ()
+    assert "one of them or of all" in tenth.not_understood[-1]
+
+
+def test_a_clock_that_starts_behind_the_first_steps_tells_nothing_of_them(tmp_path: Path) -> None:
+    line = "step:{}/1000 val_loss:7.7 train_time:{}ms step_avg:250.0ms\n"
+    run = read_run(
+        [written(tmp_path, "m.log", "".join(line.format(at, 250 * max(0, at - 10)) for at in range(0, 900, 100)))]
+    )
+    assert [step.seconds for step in run.steps if step.seconds is not None] == pytest.approx([0.25] * 7)
+
+
 def test_arguments_of_the_log_and_memory_by_rank(tmp_path: Path) -> None:
     text = (
         "------------------------ arguments ------------------------\n"
