@@ -204,9 +204,9 @@ def test_a_study_is_started_watched_and_removed(page: Any, address: str) -> None
     assert page.inner_text(".state") == "done", page.inner_text("#state")
     page.wait_for_selector("iframe.drawn")
     page.goto(f"{address}studies")
-    left = page.locator("table.runs tbody tr").count()
+    left = page.locator("table.rows tbody tr").count()
     page.click("button:text('Remove')")
-    sync_api.expect(page.locator("table.runs tbody tr")).to_have_count(left - 1)
+    sync_api.expect(page.locator("table.rows tbody tr")).to_have_count(left - 1)
 
 
 def test_keys_reach_every_page(page: Any, address: str) -> None:

@@ -118,7 +118,7 @@ class Walk:
         page.get_by_text("Compare the chosen").click()
         page.wait_for_selector("text=What was asked differently")
         self.look(page, f"compare-{name}")
-        page.click("thead a >> nth=0")
+        page.click("#content td a >> nth=0")
         page.wait_for_load_state()
         self.look(page, f"run-{name}")
         page.goto(f"{self.address}no-such-page")

@@ -35,6 +35,7 @@ from windtunnel.views.kinds import (
     Table,
     Tone,
     View,
+    points_of,
     table_of,
 )
 from windtunnel.views.number import Number
@@ -67,5 +68,6 @@ __all__ = [
     "Table",
     "Tone",
     "View",
+    "points_of",
     "table_of",
 ]

@@ -187,6 +187,19 @@ class Series:
     panel: str = ""
 
 
+def points_of(
+    groups: Mapping[str, Sequence[Row]],
+    x: Callable[[Row], float],
+    y: Callable[[Row], float],
+    label: Callable[[Row], str],
+) -> list[Series]:
+    """Points of one colour for each group."""
+    return [
+        Series(name, list(map(x, rows)), list(map(y, rows)), form="points", labels=list(map(label, rows)))
+        for name, rows in groups.items()
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A line across a picture: a capacity, a promise. `movable`: a page says up to which x it is kept."""

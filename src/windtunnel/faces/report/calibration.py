@@ -63,11 +63,8 @@ def _views(answer: Calibration) -> Iterator[View]:
         ("off most at", "text", lambda chart: ", ".join(_worst(chart)[:1])),
     ]
     yield table_of("Curves", shown, fields)
-    values = [
-        (f"{group} {name}", _value(name, value))
-        for group, those in answer.values.items()
-        for name, value in those.items()
-    ]
+    those = [(f"{group} {name}", name, value) for group, own in answer.values.items() for name, value in own.items()]
+    values = [(words, _value(name, value)) for words, name, value in those]
     yield Table("Values", (Column(""), Column("")), values, most=len(values))
     yield Notes("Mind", answer.notes, "warn")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from windtunnel.units import format_bytes, format_count
-from windtunnel.views import Column, Document, Headline, Notes, Table, View
+from windtunnel.views import Column, Document, Field, Headline, Notes, Table, View, table_of
 
 MOST_CLASSES, MOST_ANSWERS, MOST_NOTES = 20, 8, 8
 CALLS = (Column("kind"), Column("calls", "number"), Column("a rank", "number"), Column(""))
@@ -34,18 +34,14 @@ def captured_document(document: Mapping[str, Any], folder: str, cluster: str | N
 
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> Table:
-    columns = (
-        *(Column("rank", "number"), Column("stands for", "number"), Column("at"), Column("ops", "number")),
-        *(Column("FLOPs", "number"), Column("peak memory", "number"), Column("at the peak")),
-    )
-    rows = [
-        (
-            *(str(entry["rank"]), f"{entry['ranks']:,}", str(entry["at"]), f"{entry['ops']:,}"),
-            *(format_count(entry["flops"]), format_bytes(entry["peak_bytes"]), str(entry["peak_op"])),
-        )
-        for entry in classes
+    fields: list[Field[Mapping[str, Any]]] = [
+        *(("rank", "number", lambda of: str(of["rank"])), ("stands for", "number", lambda of: f"{of['ranks']:,}")),
+        *(("at", "text", lambda of: str(of["at"])), ("ops", "number", lambda of: f"{of['ops']:,}")),
+        ("FLOPs", "number", lambda of: format_count(of["flops"])),
+        ("peak memory", "number", lambda of: format_bytes(of["peak_bytes"])),
+        ("at the peak", "text", lambda of: str(of["peak_op"])),
     ]
-    return Table("", columns, rows, most=MOST_CLASSES)
+    return table_of("", classes, fields, most=MOST_CLASSES)
 
 
 def _verdict(document: Mapping[str, Any], world: int) -> str:
@@ -68,12 +64,8 @@ def _calls(classes: Sequence[Mapping[str, Any]], which: str, more: str = "") -> 
         for kind, entry in rank_class.get(which, {}).items():
             kinds.setdefault(kind, []).append((entry["calls"], entry["bytes"]))
     for kind, entries in sorted(kinds.items(), key=lambda pair: -max(moved for _, moved in pair[1])):
-        yield (
-            kind,
-            _range([calls for calls, _ in entries], str),
-            _range([moved for _, moved in entries], format_bytes),
-            more,
-        )
+        calls, moved = zip(*entries, strict=True)
+        yield kind, _range(calls, str), _range(moved, format_bytes), more
 
 
 def _range(values: Sequence[int], form: Callable[[int], str]) -> str:

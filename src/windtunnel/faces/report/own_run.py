@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from windtunnel.faces.report.prediction.spec_words import title
-from windtunnel.faces.report.prediction.views import breakdown, categories_of, time_parts
+from windtunnel.faces.report.prediction.views import CHANGE, breakdown, categories_of, change_of, time_parts
 from windtunnel.studies.diagnose import Diagnosis
 from windtunnel.studies.measured_run.against import ClassTime
 from windtunnel.studies.planning.proposals import Proposal
 from windtunnel.views import (
     Bar,
     Bars,
-    Change,
     Changes,
     Column,
     Document,
@@ -83,17 +82,11 @@ def _views(answer: Diagnosis) -> Iterator[View]:
 def _gap(answer: Diagnosis) -> Bars:
     """The predicted step in its parts above the measured one: the prediction, what each cause adds, and the rest."""
     parts = time_parts(answer.result.breakdown_ns, categories_of(answer.result))
-    lost = [
-        Part(cause.cause, cause.seconds, f"line-{at % 5 + 1}")
-        for at, cause in enumerate(answer.causes)
-        if cause.seconds > 0
-    ]
+    causes = (cause for cause in answer.causes if cause.seconds > 0)
+    lost = [Part(cause.cause, cause.seconds, f"line-{at % 5 + 1}") for at, cause in enumerate(causes)]
     base = max(answer.measured_step_s - sum(part.value for part in lost), 0.0)
-    return Bars(
-        "Predicted and measured",
-        "s",
-        [Bar("predicted", parts), Bar("measured", [Part("without a cause that was seen", base, "line-7"), *lost])],
-    )
+    measured = [Part("without a cause that was seen", base, "line-7"), *lost]
+    return Bars("Predicted and measured", "s", [Bar("predicted", parts), Bar("measured", measured)])
 
 
 def _details(answer: Diagnosis) -> Iterator[View]:
@@ -126,18 +119,9 @@ def advice_views(advice: Sequence[Proposal], *, fits: bool = True) -> Iterator[V
     """What to change, in words of the command line and as diffs of the user's file."""
     if not advice:
         return
-    names = ("against now", "step", "peak memory")
-    changes = [
-        Change(
-            proposal.flags,
-            Number(-proposal.gain, "change"),
-            [Number(proposal.step_time_s, "s"), Number(float(proposal.peak_memory_bytes), "B")],
-            proposal.note,
-        )
-        for proposal in advice
-    ]
+    changes = [change_of(proposal, proposal.note) for proposal in advice]
     heading = "What would make the prediction shorter" if fits else "What would make it fit in memory"
-    yield Changes(heading, names, changes, "each predicted; fewest changes first")
+    yield Changes(heading, CHANGE, changes, "each predicted; fewest changes first")
     diffs = [(proposal.flags, proposal.diff) for proposal in advice if proposal.diff]
     if diffs:
         shown = diffs if len(diffs) == 1 else [diffs[0], diffs[-1]]

@@ -25,9 +25,9 @@ from windtunnel.views import (
     Notes,
     Number,
     Part,
-    Series,
     Table,
     View,
+    points_of,
     table_of,
 )
 from windtunnel.views.text import text_of
@@ -135,17 +135,7 @@ def _picture(answer: Plans) -> Iterator[Curve]:
         groups["front" if plan.reproduce in front else "others"].append(plan)
     if answer.rule_of_thumb is not None:
         groups["rule of thumb"].append(answer.rule_of_thumb)
-    series = [
-        Series(
-            name,
-            [plan.step_time_s for plan in plans],
-            [float(plan.peak_memory_bytes) for plan in plans],
-            form="points",
-            labels=[words_of(plan) for plan in plans],
-        )
-        for name, plans in groups.items()
-        if plans
-    ]
+    series = points_of(groups, lambda plan: plan.step_time_s, lambda plan: float(plan.peak_memory_bytes), words_of)
     if len(shown) + len(groups["rule of thumb"]) > 0:
         yield Curve("Time and memory", Axis("step time", "s"), Axis("peak memory", "B"), series)
 

@@ -87,9 +87,8 @@ class RunList:
 
     def names(self) -> list[str]:
         """Names of all runs; no run is read."""
-        folders = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(
-            folder.name for folder in folders if NAME.fullmatch(folder.name) and (folder / RESULT_FILE).is_file()
+            path.parent.name for path in self.root.glob(f"*/{RESULT_FILE}") if NAME.fullmatch(path.parent.name)
         )
 
     def matching(self, search: str, tag: str = "") -> list[Run]:

@@ -38,6 +38,7 @@ SHOWN_MOST = 100  # runs on one page of the list
 KEPT_MOST = 32  # answers
 LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
 FIRST_VIEWS = 2  # the verdict and the main figures, which stand before the advice
+FORM = {"labels": VARIED, "sliders": SLIDERS}
 # Which files a field of this name takes beside one as its example; and where each verb stands in the list.
 FILES = {
     "log": "out log txt jsonl",
@@ -91,14 +92,11 @@ class Page:
         from windtunnel.physics.model.catalogue import catalogue_names
 
         fields = plan_fields()
-        filled = dict(values) or dict(START)
         return self.draw(
             "ask.html.j2",
             title="Ask",
             here="ask",
-            values=filled,
-            labels=VARIED,
-            sliders=SLIDERS,
+            **FORM | {"values": dict(values) or START},
             models=[*catalogue_names(), *(name for name in self.jobs.files() if name.endswith(".json"))],
             machines=[*gpu_names(), *cluster_names(), *(n for n in self.jobs.files() if n.endswith((".yaml", ".yml")))],
             first=[fields[name] for name in FIRST],
@@ -165,18 +163,9 @@ class Page:
 
     def vary(self, values: Mapping[str, str]) -> str:
         """The page that varies one field."""
-        filled = dict(values) or dict(START)
-        return self.draw(
-            "vary.html.j2",
-            title="What if",
-            here="vary",
-            values=filled,
-            varied=VARIED,
-            labels=VARIED,
-            sliders=SLIDERS,
-            fields=[plan_fields()[name] for name in VARIED if name in plan_fields()],
-            vary=filled.get("vary", "tp"),
-        )
+        fields = [plan_fields()[name] for name in VARIED if name in plan_fields()]
+        form = FORM | {"values": dict(values) or START, "vary": values.get("vary", "tp"), "varied": VARIED}
+        return self.draw("vary.html.j2", title="What if", here="vary", fields=fields, **form)
 
     def points(self, values: Mapping[str, str]) -> str:
         """Answers over the values of one field, as small multiples."""

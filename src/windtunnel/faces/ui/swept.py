@@ -40,21 +40,20 @@ def journalled(folder: Path, offset: int) -> tuple[list[Point], int]:
 
 def tabled(folder: Path) -> list[Point]:
     """All points of a sweep that is done; of one that was stopped, those of its journal."""
+    points: list[Point] = []
     if not (folder / TABLE).is_file():
-        points_so_far, offset = journalled(folder, 0)
-        while True:
-            more, after = journalled(folder, offset)
-            if after == offset:
-                return points_so_far
-            points_so_far, offset = [*points_so_far, *more], after
+        after, offset = 0, -1
+        while after != offset:
+            more, after = journalled(folder, offset := after)
+            points += more
+        return points
     import pyarrow.parquet as pq
 
-    rows = pq.read_table(folder / TABLE).to_pylist()
-    points = []
-    for row in rows:
+    for row in pq.read_table(folder / TABLE).to_pylist():
         inputs = {name: value for name, value in row.items() if _is_input(name) and value is not None}
-        points.append(point_of(inputs, row["status"], row))
-    return [point for point in points if point]
+        point = point_of(inputs, row["status"], row)
+        points += [point] if point else []
+    return points
 
 
 def _is_input(name: str) -> bool:

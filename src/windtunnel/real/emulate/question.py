@@ -51,7 +51,8 @@ class Emulated(Answer):
 
     def write_trace(self, path: Path) -> None:
         """Write the last step as a timeline; virtual peers are drawn as the first real rank's replay had them."""
-        from windtunnel.real.emulate.timeline import trace_bytes
+        from windtunnel.files.trace import trace_bytes
+        from windtunnel.real.emulate.timeline import from_first
 
         real = ", ".join(map(str, self.outcomes))
         emulation = self.asked
@@ -62,7 +63,7 @@ class Emulated(Answer):
             for event in outcome.facts.get("events") or ()
             if rank == emulation.rank or event.get("pid") == rank
         ]
-        write_atomically(path, trace_bytes(title, events, {"cluster": emulation.cluster}))
+        write_atomically(path, trace_bytes(title, from_first(events), {"cluster": emulation.cluster}))
 
 
 def answer(question: Run) -> Emulated:

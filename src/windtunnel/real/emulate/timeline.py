@@ -6,13 +6,11 @@ in. A communication's bar begins when its last member is there; before that it i
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from windtunnel.files import trace
 from windtunnel.real.emulate.observe import ObservedStep
 from windtunnel.real.emulate.peers.cohort import Watched
 from windtunnel.studies.programs.communication import Communication
@@ -56,20 +54,12 @@ def events_of_peer(rank: int, watched: Iterable[Watched], what: str) -> Iterator
     yield from lanes.names(f"rank {rank} (virtual{', ' + what if what else ''})")
 
 
-def trace_bytes(title: str, events: Iterable[Mapping[str, Any]], facts: Mapping[str, object]) -> bytes:
-    """The gzipped trace, times from its first event on; one event per line."""
+def from_first(events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Times from the first event on."""
     listed = list(events)
     first = min((event["ts"] for event in listed if event["ph"] == "X"), default=0.0)
-    buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
-        head = json.dumps({"displayTimeUnit": "ms", "otherData": {"title": title, **facts}}, separators=(",", ":"))
-        packed.write(head.encode()[:-1] + b',"traceEvents":[')
-        for number, event in enumerate(listed):
-            moved = {**event, "ts": round(event["ts"] - first, 3)} if event["ph"] == "X" else event
-            packed.write(b",\n" if number else b"\n")
-            packed.write(json.dumps(moved, separators=(",", ":"), allow_nan=False).encode())
-        packed.write(b"\n]}\n")
-    return buffer.getvalue()
+    for event in listed:
+        yield {**event, "ts": round(event["ts"] - first, 3)} if event["ph"] == "X" else event
 
 
 def call_text(call: Communication) -> str:
@@ -97,10 +87,9 @@ class _Lanes:
 
     def bar(self, lane: str, name: str, begin: float, ended: float, category: str) -> dict[str, object]:
         thread = self.known.setdefault(lane, len(self.known))
-        times = {"ts": begin * _US, "dur": round((ended - begin) * _US, 3)}
-        return {"ph": "X", "name": name, "cat": category, "pid": self.rank, "tid": thread, **times}
+        return trace.bar(name, category, self.rank, thread, begin * _US, round((ended - begin) * _US, 3))
 
     def names(self, title: str) -> Iterator[dict[str, object]]:
-        yield {"ph": "M", "name": "process_name", "pid": self.rank, "tid": 0, "args": {"name": title}}
+        yield from trace.names("process", title, self.rank, 0)
         for lane, thread in self.known.items():
-            yield {"ph": "M", "name": "thread_name", "pid": self.rank, "tid": thread, "args": {"name": lane}}
+            yield from trace.names("thread", lane, self.rank, thread)

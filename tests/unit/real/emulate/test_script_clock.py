@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from windtunnel.files.trace import trace_bytes
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.real.capture.virtual_world.work import wait_until
 from windtunnel.real.emulate.clock import script_clock
@@ -21,7 +22,7 @@ from windtunnel.real.emulate.peers.arrivals import Span
 from windtunnel.real.emulate.peers.cohort import Watched
 from windtunnel.real.emulate.peers.host_program import Event
 from windtunnel.real.emulate.peers.prices import group_on, seconds_on
-from windtunnel.real.emulate.timeline import events_of_peer, events_of_real, trace_bytes
+from windtunnel.real.emulate.timeline import events_of_peer, events_of_real, from_first
 from windtunnel.studies.programs.communication import Communication
 
 
@@ -211,7 +212,7 @@ def test_the_timeline_has_real_and_virtual_ranks_from_its_first_event_on() -> No
         Watched("communication", 0, 101.2, float("nan"), call(), None),
     ]
     events = [*events_of_real(0, step), *events_of_peer(3, watched, "slow by 1.2")]
-    document = json.loads(gzip.decompress(trace_bytes("a title", events, {"cluster": "c"})))
+    document = json.loads(gzip.decompress(trace_bytes("a title", from_first(events), {"cluster": "c"})))
     assert document["otherData"] == {"title": "a title", "cluster": "c"}
     bars = [(one["pid"], one["name"], one["ts"], one["dur"]) for one in document["traceEvents"] if one["ph"] == "X"]
     assert bars == [

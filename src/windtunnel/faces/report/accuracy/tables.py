@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from windtunnel.evidence.accuracy.ranking import Ranking
@@ -91,13 +92,10 @@ def _kinds(report: Report) -> Table | None:
 
 
 def _skips(report: Report) -> Table:
-    counts: dict[str, int] = {}
-    for _, scores in report.by_source:
-        for score in scores:
-            for reason, count in score.skip_reasons:
-                counts[reason] = counts.get(reason, 0) + count
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    rows = [(reason, str(count)) for reason, count in ordered]
+    counts: Counter[str] = Counter()
+    for score in (score for _, scores in report.by_source for score in scores):
+        counts.update(dict(score.skip_reasons))
+    rows = [(reason, str(count)) for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     return text_table("Skipped rows", ("reason", "rows"), rows)
 
 

@@ -152,12 +152,8 @@ def chart_of(view: Curve) -> Chart:
     """The pictures of a curve."""
     series = [line for line in view.series if len(line.x)]
     ys = [value for line in series for value in (*line.y, *line.low, *line.high)]
-    x = Scale(
-        view.x,
-        (value for line in series for value in line.x),
-        from_zero=False,
-        apart=all(line.form == "points" for line in series),
-    )
+    xs, apart = [value for line in series for value in line.x], all(line.form == "points" for line in series)
+    x = Scale(view.x, xs, from_zero=False, apart=apart)
     y = Scale(view.y, [*ys, *(limit.value for limit in view.limits)], from_zero=True)
     names = list(dict.fromkeys(line.name for line in series))
     colours = {name: f"line-{at % COLOURS}" for at, name in enumerate(names)}

@@ -48,13 +48,16 @@ TONES = {"good": "bold", "calm": "bold", "warn": "bold yellow", "bad": "bold red
 def print_document(document: Document, console: Console, *, full: bool = False) -> None:
     """Print on `console`, in its width and in characters that it can show; `full`: with the details."""
     width = min(max(console.width, NARROW), WIDE)
-    parts: list[RenderableType] = [Text(), *_head(document)]
-    for view in (*document.views, *(document.details if full else ())):
+    views = (*document.views, *(document.details if full else ()))
+    parts: list[RenderableType] = [Text(), Text(plain(document.title), style="bold")]
+    parts += [Text(plain(document.subtitle), style="dim")] if document.subtitle else []
+    for view in views:
         parts += draw_view(view, max(width, min(console.width, _most(view))))
     parts += _command(document, width) if full or not document.details else []
     if document.details and not full:
         parts += [Text(), Text("--full shows the rest, --report FILE.html draws it.", style="dim")]
-    print_trimmed(Constrain(Group(*parts), max(width, min(console.width, _widest(document, full)))), console)
+    widest = max(map(_most, views), default=WIDE)
+    print_trimmed(Constrain(Group(*parts), max(width, min(console.width, widest))), console)
 
 
 def print_views(views: Iterable[View], console: Console) -> None:
@@ -93,18 +96,9 @@ def command_lines(command: str, columns: int) -> str:
     return " \\\n".join(lines)
 
 
-def _widest(document: Document, full: bool) -> int:
-    return max((_most(view) for view in (*document.views, *(document.details if full else ()))), default=WIDE)
-
-
 def _most(view: View) -> int:
     """Tables of many columns may take the whole terminal; everything else reads best in WIDE."""
     return 10_000 if isinstance(view, Table) and len(view.columns) > 5 else WIDE
-
-
-def _head(document: Document) -> list[RenderableType]:
-    lines: list[RenderableType] = [Text(plain(document.title), style="bold")]
-    return [*lines, Text(plain(document.subtitle), style="dim")] if document.subtitle else lines
 
 
 def _command(document: Document, width: int) -> list[RenderableType]:

@@ -102,12 +102,8 @@ def path_words(disturbed: Disturbed, ranks: Ranks, turns_most: int = 7) -> str:
 def _turns(stages: Sequence[int]) -> list[int]:
     """First and last stage, and those between where the direction changes."""
     steps = [stage for i, stage in enumerate(stages) if i == 0 or stage != stages[i - 1]]
-    turns = [
-        stage
-        for i, stage in enumerate(steps)
-        if i in (0, len(steps) - 1) or (steps[i + 1] > stage) != (stage > steps[i - 1])
-    ]
-    return turns
+    ends = 0, len(steps) - 1
+    return [at for i, at in enumerate(steps) if i in ends or (steps[i + 1] > at) != (at > steps[i - 1])]
 
 
 def _longest(path: Sequence[PathPart]) -> tuple[int, int]:

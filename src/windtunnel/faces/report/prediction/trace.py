@@ -3,20 +3,17 @@
 One process per pipeline stage, one thread per stream, one complete event (`X`) per op, and one counter (`C`) of
 allocated memory per stage. The last thread of a stage is no timeline: it lays the parts of the breakdown end to end, so
 its events of one category sum to that part and it ends with the step, also where the timeline is only an excerpt.
-Times are microseconds with fractions, as the format wants; the excerpt's integer nanoseconds survive exactly. Format:
-"Trace Event Format", Google, 2016.
+Times are microseconds with fractions; the excerpt's integer nanoseconds survive exactly.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from windtunnel.faces.report.prediction.categories import label_of, label_on_lane, time_categories
 from windtunnel.faces.report.prediction.spec_words import title
+from windtunnel.files import trace as files
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.units import format_many
@@ -47,53 +44,32 @@ def trace_events(result: Result) -> Iterator[dict[str, object]]:
         name = result.class_name(stage) + (f" ({format_many(ranks[stage], 'GPU')})" if stage in ranks else "")
         threads = {stream: lanes[stage, stream] for stream in streams.get(stage, ())}
         threads |= {SUMS: sums[stage]} if stage in sums else {}
-        yield from _metadata("process", name, stage, stage, 0)
+        yield from files.names("process", name, stage, 0, stage)
         for stream, lane in threads.items():
-            yield from _metadata("thread", stream, lane, stage, lane)
+            yield from files.names("thread", stream, stage, lane, lane)
     ordered = sorted(
         result.excerpt, key=lambda op: (op.stage, lanes[op.stage, op.stream], op.start_ns, -op.end_ns, op.label)
     )
     for op in ordered:
         lane = lanes[op.stage, op.stream]
-        yield _event(op.label, label_on_lane(op.category), op.stage, lane, op.start_ns, op.end_ns - op.start_ns)
+        when = op.start_ns / _US, (op.end_ns - op.start_ns) / _US
+        yield files.bar(op.label, label_on_lane(op.category), op.stage, lane, *when)
     for report in result.stages:
         now = 0
         for key in time_categories(report.breakdown_ns):
-            yield _event(label_of(key), label_of(key), report.stage, sums[report.stage], now, report.breakdown_ns[key])
-            now += report.breakdown_ns[key]
+            ns, label = report.breakdown_ns[key], label_of(key)
+            yield files.bar(label, label, report.stage, sums[report.stage], now / _US, ns / _US)
+            now += ns
     for memory in sorted(result.memory, key=lambda memory: memory.stage):
         for time_ns, allocated in sorted(memory.timeline):
-            at = {"ph": "C", "name": "allocated memory", "pid": memory.stage, "tid": 0, "ts": time_ns / _US}
-            yield {**at, "args": {"bytes": allocated}}
+            yield files.count("allocated memory", memory.stage, time_ns / _US, {"bytes": allocated})
 
 
 def trace_bytes(result: Result) -> bytes:
     """The gzipped trace; the same result gives the same bytes."""
-    buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
-        head = {"displayTimeUnit": "ms", "otherData": {"title": title(result), "result": result.content_hash}}
-        # One event per line: a trace can be read and compared with ordinary text tools.
-        packed.write(_line(head)[:-1] + b',"traceEvents":[')
-        for i, event in enumerate(trace_events(result)):
-            packed.write((b",\n" if i else b"\n") + _line(event))
-        packed.write(b"\n]}\n")
-    return buffer.getvalue()
+    return files.trace_bytes(title(result), trace_events(result), {"result": result.content_hash})
 
 
 def write_trace(result: Result, path: Path | str) -> None:
     """Write the gzipped trace at `path`. Raises InputFileError when it cannot be written."""
     write_atomically(Path(path), trace_bytes(result))
-
-
-def _event(name: str, category: str, pid: int, tid: int, start_ns: int, ns: int) -> dict[str, object]:
-    when = {"ts": start_ns / _US, "dur": ns / _US}
-    return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, **when}
-
-
-def _metadata(kind: str, name: str, place: int, pid: int, tid: int) -> Iterator[dict[str, object]]:
-    for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": place})):
-        yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": args}
-
-
-def _line(event: Mapping[str, object]) -> bytes:
-    return json.dumps(event, separators=(",", ":"), allow_nan=False).encode()

@@ -53,9 +53,11 @@ from windtunnel.views.text import text_of
 
 if TYPE_CHECKING:
     from windtunnel.physics.step.result import StageReport
+    from windtunnel.studies.planning.proposals import Proposal
 
 WORK = ("compute", "memory", "optimizer")  # families that are no overhead
 WORTH_SAYING = 0.01  # share of the step
+CHANGE = ("against now", "step", "peak memory")  # figures of one
 KINDS = {
     "plan": "",
     "numbers": "in other formats of numbers: another computation",
@@ -174,14 +176,17 @@ def advice_views(result: Result) -> list[View]:
     note = f"{result.advice_tried:,} legal changes of the plan tried; step against now, step, peak memory"
     if not result.advice:
         note += "; none fits: see `windtunnel plan`" if out else "; none makes the step shorter by half a percent"
-    changes = [_change(advice) for kind in KINDS for advice in result.advice if advice.kind == kind]
+    changes = [
+        change_of(advice, words) for kind, words in KINDS.items() for advice in result.advice if advice.kind == kind
+    ]
     name = "Ways out that were predicted to fit" if out else "What would make it faster, each predicted"
-    return [Changes(name, ("against now", "step", "peak memory"), changes, note)]
+    return [Changes(name, CHANGE, changes, note)]
 
 
-def _change(advice: Advice) -> Change:
-    figures = (Number(advice.step_time_s, "s"), Number(advice.peak_memory_bytes, "B"))
-    return Change(advice.flags, Number(-advice.gain, "change"), figures, KINDS[advice.kind])
+def change_of(advice: Advice | Proposal, group: str) -> Change:
+    """A change of the plan and what it was predicted to bring."""
+    figures = (Number(advice.step_time_s, "s"), Number(float(advice.peak_memory_bytes), "B"))
+    return Change(advice.flags, Number(-advice.gain, "change"), figures, group)
 
 
 def time_parts(breakdown_ns: Mapping[str, int], categories: Mapping[str, Category]) -> list[Part]:
@@ -291,10 +296,8 @@ def _overheads(limits: Sequence[Limit]) -> list[Limit]:
 def limit_views(limits: Sequence[Limit]) -> Iterator[Table]:
     """What holds the step back, overheads first, largest first."""
     overheads = _overheads(limits)
-    for name, those in (
-        ("overheads", overheads),
-        ("the work itself", [limit for limit in limits if limit not in overheads]),
-    ):
+    work = [limit for limit in limits if limit not in overheads]
+    for name, those in (("overheads", overheads), ("the work itself", work)):
         rows = [
             (label_of(limit.what), Number(limit.share, "share"), Number(limit.step_time_s_without, "s"))
             for limit in sorted(those, key=lambda limit: (-limit.share, limit.what))

@@ -107,35 +107,21 @@ def _colocated(result: RlResult) -> bool:
     return result.spec["placement"] == "colocated"
 
 
-def _shares(result: RlResult) -> dict[str, float]:
-    """Seconds of a colocated step by phase."""
-    phases = result.phases
-    return {
-        "generates": phases.exposed_generation_s,
-        "trains": phases.logprob_s + phases.ref_logprob_s + phases.training_s,
-        "updates weights": phases.weight_sync_s,
-        "changes places": phases.other_s,
-    }
-
-
 def _verdict(result: RlResult) -> str:
     phases, step = result.phases, text_of(result.step_time_s, "s")
-    if _colocated(result):
-        parts = [
-            f"{name} {text_of(share / result.step_time_s, 'share')}"
-            for name, share in _shares(result).items()
-            if share > 0
-        ]
-        return f"A step takes {step}, of which it {', '.join(parts[:-1])} and {parts[-1]}."
     learner = phases.logprob_s + phases.ref_logprob_s + phases.training_s
-    shares = {
-        "the trainers wait for samples": phases.exposed_generation_s,
-        "the trainers compute": learner,
-        "weights are updated": phases.weight_sync_s,
-        "data, rewards and engines change hands": phases.other_s,
-    }
-    name = max(shares, key=lambda key: shares[key])
-    return f"A step takes {step}; {text_of(shares[name] / result.step_time_s, 'share')} of it, {name}."
+    seconds = phases.exposed_generation_s, learner, phases.weight_sync_s, phases.other_s
+    shares = [text_of(share / result.step_time_s, "share") for share in seconds]
+    if _colocated(result):
+        names = "generates", "trains", "updates weights", "changes places"
+        parts = [f"{names[at]} {shares[at]}" for at in range(len(names)) if seconds[at] > 0]
+        return f"A step takes {step}, of which it {', '.join(parts[:-1])} and {parts[-1]}."
+    names = (
+        *("the trainers wait for samples", "the trainers compute", "weights are updated"),
+        "data, rewards and engines change hands",
+    )
+    most = seconds.index(max(seconds))
+    return f"A step takes {step}; {shares[most]} of it, {names[most]}."
 
 
 def _details(result: RlResult) -> Iterator[View]:

@@ -20,9 +20,9 @@ from windtunnel.views import (
     Headline,
     Notes,
     Number,
-    Series,
     Table,
     View,
+    points_of,
     table_of,
 )
 
@@ -97,21 +97,17 @@ def plans_document(plans: ServingPlans) -> Document:
         *([Figure("cost", Number(cost, "$"), "a million tokens")] if cost else []),
     ]
     timed = [row for row in rows if row["ttft_p99_s"] and row["tpot_p99_s"]]
-    points = [
-        Series(
-            name,
-            [row["tpot_p99_s"] for row in of_kind],
-            [row["ttft_p99_s"] for row in of_kind],
-            form="points",
-            labels=[f"{row['gpus']} GPUs, {row['layout']}" for row in of_kind],
-        )
-        for name, of_kind in (
-            ("best", timed[:1]),
-            ("together", [row for row in timed[1:] if "prefill" not in row["layout"]]),
-            ("prefill and decode apart", [row for row in timed[1:] if "prefill" in row["layout"]]),
-        )
-        if of_kind
-    ]
+    kinds = {
+        "best": timed[:1],
+        "together": [row for row in timed[1:] if "prefill" not in row["layout"]],
+        "prefill and decode apart": [row for row in timed[1:] if "prefill" in row["layout"]],
+    }
+    points = points_of(
+        kinds,
+        lambda row: row["tpot_p99_s"],
+        lambda row: row["ttft_p99_s"],
+        lambda row: f"{row['gpus']} GPUs, {row['layout']}",
+    )
     lines: list[str] = []
     whole = best["gpus"]
     if plans.spares:

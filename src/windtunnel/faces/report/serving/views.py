@@ -414,18 +414,12 @@ def real_document(answer: Answer) -> Document:
         rows.append((policy, "steps", f"{measured['steps']}", f"{predicted['steps']}", None))
         rows.append((policy, "blocks swapped", f"{both['swapped_blocks']}", "", None))
         rows.append((policy, "machine", text_of(both["machine_slower"], "x"), "", None))
-    columns = (
-        Column("policy"),
-        Column("measure"),
-        Column("measured", ""),
-        Column("predicted", ""),
-        Column("off", "change"),
-    )
+    columns = (Column("policy"), Column("measure"), *(Column(name, "") for name in ("measured", "predicted")))
     off = text_of(sum(errors) / max(len(errors), 1), "share")
     views: list[View] = [Headline(f"Predicted latencies are {off} off what was measured, in the mean.")]
     under = (
         f"{answer['requests']:,} requests, {answer['rate_per_s']:.3g} per second; {answer['steps_measured']} steps"
         f" measured, fitted to {answer['step_fit_error']:.1%}"
     )
-    table = Table("Measured and predicted", columns, rows, most=len(rows))
+    table = Table("Measured and predicted", (*columns, Column("off", "change")), rows, most=len(rows))
     return Document("a real engine", f"tiny-llama on {answer['device']}", [*views, table], subtitle=under)

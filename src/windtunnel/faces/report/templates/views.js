@@ -193,12 +193,9 @@
       const room = right - left - 8;
       if (room < 22) return;
       pen.fillStyle = colours.on[category];
-      let shown = text;
-      if (pen.measureText(shown).width > room) {
-        const fits = Math.floor(room / (pen.measureText(text).width / text.length)) - 1;
-        if (fits < 3) return;
-        shown = `${text.slice(0, fits)}…`;
-      }
+      const fits = Math.floor(room / (pen.measureText(text).width / text.length));
+      if (fits < Math.min(4, text.length)) return;
+      const shown = fits < text.length ? `${text.slice(0, fits - 1)}…` : text;
       pen.fillText(shown, left + 4, y + laneHeight / 2 + 0.5);
     }
     function axis() {
@@ -312,11 +309,11 @@
     for (let i = 0; i < heat.marked.length; i += 2) tips.set(heat.marked[i], [...(tips.get(heat.marked[i]) || []), heat.texts[heat.marked[i + 1]]]);
     let palette = [], mark = "";
     function readColours() {
-      const full = (hex) => (hex.length === 4 ? `#${[1, 2, 3].map((i) => hex[i] + hex[i]).join("")}` : hex);
-      const stops = [0, 1, 2, 3, 4].map((i) => [1, 3, 5].map((at) => parseInt(full(colourOf(`heat-${i}`)).slice(at, at + 2), 16)));
+      const stops = [0, 1, 2, 3, 4].map((i) => colourOf(`heat-${i}`));
       palette = Array.from({ length: SHADES }, (_, shade) => {
         const place = shade / (SHADES - 1) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
-        return `rgb(${stops[low].map((value, i) => Math.round(value + (stops[low + 1][i] - value) * (place - low))).join(",")})`;
+        pen.fillStyle = `color-mix(in srgb, ${stops[low + 1]} ${100 * (place - low)}%, ${stops[low]})`;
+        return pen.fillStyle;
       });
       mark = colourOf("mark");
     }

@@ -52,8 +52,8 @@ window.windtunnelCloud = (() => {
     const listed = best.slice(0, 20), parts = listed.map((one) => one[3].split(" · "));
     const shared = new Set(listed.length > 1 ? parts[0].filter((part) => parts.every((of) => of.includes(part))) : []);
     document.getElementById("cloud-front").replaceChildren(...listed.map((one, i) => {
-      const row = document.createElement("tr"), head = document.createElement("th"), link = document.createElement("a");
-      head.scope = "row";
+      const row = document.createElement("tr"), head = document.createElement("td"), link = document.createElement("a");
+      head.className = "text";
       link.href = `/?${one[4]}`;
       link.textContent = parts[i].filter((part) => !shared.has(part)).join(" · ") || one[3] || "this point"; // where they differ
       head.append(link);
@@ -62,10 +62,9 @@ window.windtunnelCloud = (() => {
     }));
   }
   const nearest = (event) => {
-    const box = canvas.getBoundingClientRect();
     let found = null, least = 15 ** 2;
     for (const [x, y, one] of places) {
-      const far = (x - event.clientX + box.left) ** 2 + (y - event.clientY + box.top) ** 2;
+      const far = (x - event.offsetX) ** 2 + (y - event.offsetY) ** 2;
       if (far < least) { least = far; found = one; }
     }
     return found;
