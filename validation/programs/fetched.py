@@ -73,6 +73,7 @@ def _helpers(folder: Path, inputs: Path) -> None:
     headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
     how = ("g++", "-O3", "-shared", "-std=c++17", "-fPIC", *headers)
     subprocess.run([*how, str(place / "helpers.cpp"), "-o", str(made)], check=True)
+    subprocess.run(["make", "-C", str(place)], check=True)  # by its own reckoning of names: else each start compiles
 
 
 def _tokens(folder: Path, inputs: Path) -> None:
@@ -296,7 +297,7 @@ PROGRAMS = (
         "nanoGPT",
         "https://github.com/karpathy/nanoGPT",
         "3adf61e154c3fe3fca428ad6bc3818b27a3b8291",
-        ("train.py", "config/train_shakespeare_char.py", "--eval_iters=2", "--gradient_accumulation_steps=1024"),
+        ("train.py", "config/train_shakespeare_char.py", "--eval_iters=2", "--gradient_accumulation_steps={ranks}"),
         _random_text,
     ),
     Fetched(
@@ -305,7 +306,7 @@ PROGRAMS = (
         "92d63d4",
         (
             *("-m", "scripts.base_train", "--depth=4", "--max-seq-len=512", "--device-batch-size=4", "--eval-every=-1"),
-            *("--core-metric-every=-1", "--sample-every=-1", "--total-batch-size=2097152", "--num-iterations=20"),
+            *("--core-metric-every=-1", "--sample-every=-1", "--total-batch-size={tokens}", "--num-iterations=20"),
         ),
         _tokens,
         (("NANOCHAT_BASE_DIR", "{inputs}/nanochat"),),
