@@ -8,7 +8,9 @@ script or a list of arguments (`.sh`, `.args`, `.txt`) is the Trainer's or Megat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
@@ -30,6 +32,7 @@ ARGUMENTS_BYTES_MOST = 256 << 10  # shlex takes them letter by letter
 LOG_BYTES_MOST = 512 * MIB
 LOGS = (".log", ".out", ".txt")
 ARGUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt", ".py", ".log", ".out")
+ALLOCATOR = re.compile(r"(?m)^[^#\n]*PYTORCH_(?:CUDA_)?ALLOC_CONF=\S*expandable_segments:(True|False)")
 SUFFIXES = (".toml", ".json", *ARGUMENTS)
 
 
@@ -75,8 +78,7 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
             remedy = "name the launch file or the model, and give the log with --log"
             raise InputFileError(where, "is a log without the arguments that Megatron-LM prints", remedy)
     text = read_text(path, PLAN, ARGUMENTS_BYTES_MOST)
-    return (
-        trainer.read(path, n_gpus)
-        if trainer.settings_of(path) is not None
-        else megatron_reading.read(text, n_gpus, where)
-    )
+    of_trainer = trainer.settings_of(path) is not None
+    native = trainer.read(path, n_gpus) if of_trainer else megatron_reading.read(text, n_gpus, where)
+    grows = ALLOCATOR.search(text)
+    return replace(native, fields={**native.fields, "expandable_segments": grows[1] == "True"}) if grows else native

@@ -336,3 +336,16 @@ def test_a_hash_behind_an_operator_begins_a_comment(tmp_path: Path, line: str) -
     plain = read_native(path, 64).fields
     path.write_text(f"{line}\n{SWIFT}")
     assert read_native(path, 64).fields == plain
+
+
+def test_a_script_says_how_the_allocator_is_set_up(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    for before, said in (
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n", {"expandable_segments": True}),
+        ('PYTORCH_ALLOC_CONF="max_split_size_mb:64,expandable_segments:False" ', {"expandable_segments": False}),
+        ("# PYTORCH_ALLOC_CONF=expandable_segments:True\n", {}),
+        ("", {}),
+    ):
+        path.write_text(before + LINE.replace("--deepspeed ds.json ", ""))
+        fields = read_native(path, 8).fields
+        assert {name: value for name, value in fields.items() if name == "expandable_segments"} == said
