@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from windtunnel.studies.resilience.spot.moves import Moves
-from windtunnel.studies.resilience.spot.policies import fastest, parcae
+from windtunnel.studies.resilience.spot.policies import IDLE, Search, fastest, parcae
 from windtunnel.studies.resilience.spot.tables import models_in, read_model
 from windtunnel.studies.resilience.spot.trace import SpotTrace, read_trace
 
@@ -28,6 +28,22 @@ def earned(moves: Moves, trace: SpotTrace, layouts: list[tuple[int, int]]) -> fl
         total += model.samples_per_s.get(choice, 0.0) * max(0.0, interval_ms - left_ms) / 1000
         left_ms, layout = max(0.0, left_ms - interval_ms), choice
     return total
+
+
+def one_by_one(moves: Moves, trace: SpotTrace, look_ahead: int, recorded: list[tuple[int, int]]) -> float:
+    """Share of decisions that are the recorded ones, each made from what is recorded of the minutes before it.
+
+    One decision that differs changes all that follow; here it counts once.
+    """
+    model, layout, left_ms, same = moves.model, IDLE, 0.0, 0
+    search = Search(moves, max(minute.nodes for minute in trace.minutes))
+    for at, (minute, choice) in enumerate(zip(trace.minutes, recorded, strict=True)):
+        same += search.first_move(layout, left_ms, trace.minutes[at : at + look_ahead]) == choice
+        cost = moves.from_layout(layout, minute)[choice]
+        if cost > 0:
+            left_ms = cost + model.restart_ms(choice, adding=False) if left_ms > 0 else cost
+        layout, left_ms = choice, max(0.0, left_ms - model.interval_s * 1000.0)
+    return same / len(recorded)
 
 
 def main() -> int:
@@ -50,6 +66,8 @@ def main() -> int:
             same = sum(one.layout == other for one, other in zip(found, recorded, strict=True)) / len(recorded)
             ratio = sum(one.samples for one in found) / earned(moves, trace, recorded)
             print(f"{name}, forecast {word}: {same:.1%} of {len(rows)} decisions, {ratio:.4f} x the recorded samples")
+        alone = ", ".join(f"{ahead} ahead {one_by_one(moves, trace, ahead, recorded):.1%}" for ahead in (5, 8, 10, 12))
+        print(f"{name}, each decision from the recorded layout before it, minutes {alone}")
         same = sum(fastest(model, one.nodes) == other for one, other in zip(trace.minutes, fast, strict=True))
         print(f"{name}: {same / len(rows):.1%} of the throughput-optimal decisions")
     return 0

@@ -21,7 +21,7 @@ from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.model.families import transformer
 from windtunnel.physics.step.result import TechniqueGain
 from windtunnel.studies.techniques import explained, predict_with
-from windtunnel.studies.techniques.flat import Task
+from windtunnel.studies.techniques.flat import FlatStep, Task
 from windtunnel.studies.techniques.flat.lower import lower_flat
 from windtunnel.studies.techniques.flat.play import play
 from windtunnel.studies.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without_features
@@ -199,24 +199,34 @@ def without_gradients(drawn: TimelinePicture) -> float:
     return play(drawn.tasks, drawn.lanes).makespan_ns / play(tasks, drawn.lanes).makespan_ns
 
 
-def every_gradient(experts: int) -> tuple[float, float, float]:
-    """Were experts' gradients reduced over all GPUs too: slowdown of backward all-to-alls, gains of two orders."""
-    model = lina_model(XL, experts)
-    of_experts = XL.layers * experts * 2 * XL.hidden * 4 * XL.hidden
+def every_gradient(dense: Dense, experts: int) -> tuple[float, ...]:
+    """Were experts' gradients reduced over all GPUs too: backward all-to-alls' slowdown, what three rewrites gain.
+
+    Priority alone, with micro-operations, and with two experts a GPU; last, the backward all-to-all's own gain of that.
+    """
+    model = lina_model(dense, experts)
+    of_experts = dense.layers * experts * 2 * dense.hidden * 4 * dense.hidden
     times = model.parameters / (model.parameters - of_experts)
 
     def heavier(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        reduced = [task.role == "reduce" for task in tasks]
+        factors = [0.0 if "experts" in task.name else times for task in tasks]
         return tuple(
-            replace(task, work_ns=round(task.work_ns * times), bytes_total=task.bytes_total * times)
-            if task.role == "reduce"
-            else task
-            for task in tasks
+            replace(task, work_ns=round(task.work_ns * factor), bytes_total=task.bytes_total * factor) if one else task
+            for task, one, factor in zip(tasks, reduced, factors, strict=True)
         )
 
-    step = lower_flat(model, lina_cluster(experts), lina_plan(XL, experts, sequences_of(XL))).rewritten(heavier)
-    alone = rewrite(step, LinaPlan(packing=1, micro_op=0, pipeline=False))[0]
+    def step_of(degree: int) -> FlatStep:
+        plan = lina_plan(dense, experts, sequences_of(dense)).with_fields({"ep": degree})
+        return lower_flat(model, lina_cluster(experts), plan).rewritten(heavier)
+
+    step = step_of(experts)
+    order = rewrite(step, LinaPlan(packing=1, micro_op=0, pipeline=False))[0]
     pieces = rewrite(step, LinaPlan(packing=1, pipeline=False))[0]
-    return figures(step)["slowdown_backward"], step.seconds() / alone.seconds(), step.seconds() / pieces.seconds()
+    packed_step = rewrite(step_of(experts // 2), LinaPlan(packing=1))[0]
+    before, after = figures(step), figures(packed_step)
+    gained = [step.seconds() / other.seconds() for other in (order, pieces, packed_step)]
+    return before["slowdown_backward"], *gained, before["all_to_all_backward_s"] / after["all_to_all_backward_s"]
 
 
 def lina(folder: Path) -> None:
@@ -251,9 +261,11 @@ def lina(folder: Path) -> None:
     for experts in EXPERTS:
         most = [without_gradients(lina_gain(dense, experts, PRIORITY)[1]) for dense in MODELS]
         print(f"  {experts} experts, no gradients reduced at all: {', '.join(f'{one:.2f}' for one in most)} x")
-    slowed, alone, pieces = every_gradient(16)
-    print(f"  16 experts, all gradients reduced over all GPUs: backward all-to-all {slowed:.2f} x slower,")
-    print(f"    gain of priority {alone:.2f} x, with micro-operations {pieces:.2f} x (Transformer-XL)")
+    for experts in (4, 16):
+        means = [statistics.mean(column) for column in zip(*(every_gradient(d, experts) for d in MODELS), strict=True)]
+        print(f"  {experts} experts, all gradients reduced over all GPUs: backward all-to-all {means[0]:.2f} x slower;")
+        print(f"    gain of priority {means[1]:.2f} x, with micro-operations {means[2]:.2f} x, with all of it")
+        print(f"    {means[3]:.2f} x, of the backward all-to-all {means[4]:.2f} x (lina-06 is of 4 experts)")
     for key, layers, gpus in (("lina-08", 12, 4), ("lina-09", 36, 4), ("lina-10", 24, 16)):
         given, drawn = lina_gain(replace(XL, layers=layers), gpus, PRIORITY, SEQUENCES)
         seconds = given.details["all_to_all_s_without"]

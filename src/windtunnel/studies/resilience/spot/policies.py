@@ -44,7 +44,7 @@ def parcae(moves: Moves, trace: SpotTrace, look_ahead: int, forecast: Forecast =
     """Liveput-optimal decisions for every minute of a trace."""
     model, interval_ms = moves.model, moves.model.interval_s * 1000.0
     most = max((minute.nodes for minute in trace.minutes), default=0)
-    search = _Search(moves, most)
+    search = Search(moves, most)
     layout, left_ms, decisions = IDLE, 0.0, []
     for at, minute in enumerate(trace.minutes):
         ahead = trace.minutes[at : at + look_ahead]
@@ -97,7 +97,7 @@ def _minute(model: SpotModel, layout: Layout, cost_ms: float, left_ms: float) ->
     return Decision(layout, cost_ms, samples, idle_s)
 
 
-class _Search:
+class Search:
     """Arrays that the compiled search reads, made once for all minutes of a trace."""
 
     def __init__(self, moves: Moves, most_nodes: int) -> None:
