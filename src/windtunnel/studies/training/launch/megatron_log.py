@@ -17,7 +17,10 @@ ARGUMENT = re.compile(r"^(?:\d+: *)?(?:\[[^\]]*\]:? *)? *([a-z][a-z0-9_]*) \.{3,
 BLOCK_BEGINS, BLOCK_ENDS = re.compile(r"-{4,} arguments -{4,}"), re.compile(r"-{4,} end of arguments -{4,}")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 OPPOSITE = {"add_bias_linear": "disable-bias-linear", "overlap_p2p_comm": "no-overlap-p2p-communication"}
-NAMED = {"fp8": "fp8-format", "fp4": "fp4-format"}
+NAMED = {
+    "fp8": "fp8-format", "fp4": "fp4-format",
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+}  # fmt: skip
 OF_EXPERTS = ("moe_", "expert_tensor_parallel")
 
 

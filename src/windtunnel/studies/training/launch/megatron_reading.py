@@ -25,7 +25,7 @@ NO_EFFECT = re.compile(
     r"ckpt|dist-ckpt|use-dist-ckpt|use-checkpoint|async-save|auto-detect|finetune|attention-dropout|hidden-dropout|"
     r"nproc|nnodes|node[-_]rank|master|rdzv|manual-gc|no-create-attention|eod|reset-|num-workers|dataloader|"
     r"attention-softmax-in-fp32|norm-epsilon|rotary|position-embedding|use-rotary|use-rope|no-position|max-position|"
-    r"moe-aux|moe-z-loss|moe-router-(load|score|dtype|bias|enable|num-groups|group|topk-scaling|pre)|moe-input-jitter|"
+    r"moe-aux|moe-z-loss|moe-router-(load|force|score|dtype|bias|enable|num-groups|group|topk-scaling|pre)|moe-input-jitter|"
     r"make-vocab|legacy|use-mcore|use-legacy|use-flash-attn|no-(masked|bias|gradient|check|rope|one)|check-for|enable-one|"
     r"te-rng|override|rerun|calculate-per|cross-entropy|loss-scale|initial-loss|hysteresis|apply-query|local[-_]rank|"
     r"reuse-grad-buf|fp8-(margin|interval|amax|history)|profile|record-memory|moe-permute-fusion|moe-per-layer|"

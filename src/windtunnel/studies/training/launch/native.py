@@ -1,15 +1,15 @@
 """A framework's own file as plan fields: which reader takes it, and what none of them understood.
 
 `.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a recipe (`file.py:name`) or a script of Hugging Face's Trainer;
-YAML is the Trainer's where it has that one's batch, Accelerate's where it has `distributed_type`, else a plan; a shell
-script or a list of arguments (`.sh`, `.args`, `.txt`) is the Trainer's or Megatron-Core's; a log (`.log`, `.out`,
-`.txt`) is of the job whose arguments Megatron-LM printed into it. Reads are bounded (`files/`).
+YAML is the Trainer's where it has that one's batch, Accelerate's, Primus' or GPT-NeoX's by their own keys, else a plan;
+a shell script or a list of arguments (`.sh`, `.args`, `.txt`) is the Trainer's or Megatron-Core's; a log (`.log`,
+`.out`, `.txt`) is of the job whose arguments Megatron-LM printed into it. Reads are bounded (`files/`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from windtunnel.studies.training.launch import (
     deepspeed,
     megatron_log,
     megatron_reading,
+    neox,
+    primus,
     recipes,
     torchtitan,
     trainer,
@@ -42,8 +44,14 @@ def is_native(path: str | Path) -> bool:
     if suffix == ".json":  # a plan may be written in JSON, which is YAML too
         return not _is_plan(read_mapping(path, PLAN))
     if suffix in (".yaml", ".yml"):
-        return accelerate.is_accelerate(read_mapping(path, PLAN)) or trainer.settings_of(path) is not None
+        return _reader_of(read_mapping(path, PLAN)) is not None or trainer.settings_of(path) is not None
     return suffix in SUFFIXES
+
+
+def _reader_of(document: Mapping[str, object]) -> Callable[[Mapping[str, object], int, str], Native] | None:
+    """Which framework's YAML a mapping is; the Trainer's is told by its path."""
+    readers = ((accelerate.is_accelerate, accelerate.read), (primus.is_primus, primus.read), (neox.is_neox, neox.read))
+    return next((read for is_own, read in readers if is_own(document)), None)
 
 
 def _is_plan(document: Mapping[str, object]) -> bool:
@@ -63,9 +71,10 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
         stated = read_mapping(path, PLAN)
         if trainer.settings_of(path) is not None:  # axolotl's has `fsdp_config` as Accelerate's does
             return trainer.read(path, n_gpus)
-        if not accelerate.is_accelerate(stated):
+        reader = _reader_of(stated)
+        if reader is None:
             raise InputFileError(where, "is YAML of no framework that is known here", PLAN)
-        return accelerate.read(stated, n_gpus, where)
+        return reader(stated, n_gpus, where)
     if suffix == ".toml":
         return torchtitan.read(read_mapping(path, PLAN), n_gpus, where)
     if suffix == ".json":

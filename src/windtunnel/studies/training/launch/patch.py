@@ -79,6 +79,8 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         written = [deepspeed.write(plan, dp) for plan, dp in sides]
         edit = _json
     elif kind in (".yaml", ".yml"):
+        if not accelerate.is_accelerate(read_mapping(path, PLAN)):
+            return ""  # Primus' and GPT-NeoX's are read alone
         written = [accelerate.write(plan, dp, n_gpus) for plan, dp in sides]
         edit = _yaml
     else:
