@@ -25,6 +25,7 @@ from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import RunsDelete, RunsList, RunsTag
 from windtunnel.questions.header import Answer
 from windtunnel.views import Document, Field, Headline, Number, table_of
+from windtunnel.views.text import text_of
 
 NAME = re.compile(r"[0-9a-f]{12}")
 TAGS_FILE = "tags.json"
@@ -281,7 +282,7 @@ def runs_document(
         return None if run.problem else Number(run.step_time_s, "s", *((run.p5_s, run.p95_s) if page else ()))
 
     def memory(run: Run) -> str:
-        share = "" if run.problem else f"{run.memory_share:.0%}"
+        share = "" if run.problem else text_of(run.memory_share, "share")
         return f"{share} does not fit" if run.status == "infeasible" else share
 
     fields: list[Field[Run]] = [

@@ -8,7 +8,7 @@
     return value.toLocaleString("en-US", { minimumFractionDigits: Math.min(decimals, 9), maximumFractionDigits: Math.min(decimals, 9) });
   }
   const TIMES = [[86400, "d", 172800], [3600, "h", 7200], [60, "min", 120], [1, "s", 1], [1e-3, "ms", 1e-3], [1e-6, "us", 1e-6], [1e-9, "ns", 0]];
-  const unitOf = (s) => TIMES.find(([, , least]) => Math.abs(s) >= least);
+  const unitOf = (s) => TIMES.find(([, , least]) => Math.abs(s) * 1.00005 >= least); // as four digits have it
   const timeText = (s) => `${significant(s / unitOf(s)[0])} ${unitOf(s)[1]}`;
   const scaled = (value, base, names) => {
     const at = Math.max(0, Math.min(names.length - 1, Math.floor(Math.log(Math.abs(value) || 1) / Math.log(base) + 1e-9)));
