@@ -34,11 +34,13 @@ def that_decide(
 def clocks_that_decide(paths: Sequence[str]) -> list[tuple[str, int]]:
     """(path, line) of each look at a clock on which a branch hangs, and that no exchange is given."""
     names = {prefix + name + unit for prefix in ("", "time.") for name in _CLOCKS for unit in ("", "_ns")}
+    ends = {name.rpartition(".")[2] for name in (*names, *_DATES)}
     places = [
         (path, node.lineno)
         for path in paths
         for node in ast.walk(tree_of(path) or ast.Module([], []))
         if isinstance(node, ast.Call)
+        and _called(node) in ends  # first: to write an expression out takes longer
         and ((not node.args and ast.unparse(node.func) in names) or ast.unparse(node.func).endswith(_DATES))
     ]
     return that_decide(paths, places, (ast.If, ast.While))  # `a if late else b`: a number
