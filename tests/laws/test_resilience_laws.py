@@ -12,7 +12,7 @@ from failures_one_by_one import run_one
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.studies.resilience import Asked, Checkpoint, published, survive, with_times
+from windtunnel.studies.resilience import Checkpoint, SurvivalQuestion, published, survive, with_times
 from windtunnel.studies.resilience.failures import FailureTrace, draw, read_failures
 from windtunnel.studies.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
 from windtunnel.studies.resilience.policies import POLICIES, Job, policy_named
@@ -27,8 +27,8 @@ def job(gpus: int = 1024, replicas: int = 16, **times: float) -> Job:
     return Job(gpus, 8, replicas, 8, 10.0, with_times(published(), times), lambda left: left / replicas)
 
 
-def asked(**changes: object) -> Asked:
-    whole = Asked(
+def asked(**changes: object) -> SurvivalQuestion:
+    whole = SurvivalQuestion(
         1024, 8, 16, 8, 10.0, published(), lambda left: left / 16, read_failures("production"), SAVED, 20.0, seeds=12
     )
     return replace(whole, **changes)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from windtunnel.studies.techniques.flat.lower import lower_flat
 from windtunnel.studies.techniques.flat.play import play
 from windtunnel.studies.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without_features
 from windtunnel.studies.techniques.parameters import LinaPlan
-from windtunnel.studies.techniques.priced import Drawn
+from windtunnel.studies.techniques.priced import TaskTimeline
 from windtunnel.studies.techniques.prioritised_all_to_all.price import figures, rewrite
 from windtunnel.studies.training import Plan, predict, read_plan
 
@@ -160,7 +160,9 @@ def sequences_of(dense: Dense) -> int:
         count += 1
 
 
-def lina_gain(dense: Dense, gpus: int, technique: str, sequences: int | None = None) -> tuple[TechniqueGain, Drawn]:
+def lina_gain(
+    dense: Dense, gpus: int, technique: str, sequences: int | None = None
+) -> tuple[TechniqueGain, TaskTimeline]:
     """What it gains, and the timeline without it."""
     plan = lina_plan(dense, gpus, sequences or sequences_of(dense))
     found, drawn = explained(lina_model(dense, gpus), lina_cluster(gpus), plan, [technique])
@@ -181,7 +183,7 @@ def packed(experts: int) -> list[TechniqueGain]:
     ]
 
 
-def contended(drawn: Drawn) -> list[float]:
+def contended(drawn: TaskTimeline) -> list[float]:
     """Time over time alone of the backward pass' all-to-alls that meet an all-reduce."""
     found = []
     for number, task in enumerate(drawn.tasks):
@@ -191,7 +193,7 @@ def contended(drawn: Drawn) -> list[float]:
     return found
 
 
-def without_gradients(drawn: Drawn) -> float:
+def without_gradients(drawn: TaskTimeline) -> float:
     """How many times as long a step takes as one that reduces no gradients at all: the most that an order can bring."""
     tasks = [replace(task, work_ns=0) if task.role == "reduce" else task for task in drawn.tasks]
     return play(drawn.tasks, drawn.lanes).makespan_ns / play(tasks, drawn.lanes).makespan_ns

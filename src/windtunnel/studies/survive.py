@@ -21,7 +21,7 @@ from windtunnel.units import format_time, parse_bandwidth, parse_count, parse_ti
 if TYPE_CHECKING:
     from windtunnel.physics.hardware import Cluster
     from windtunnel.physics.model import Model
-    from windtunnel.studies.resilience import Asked, Checkpoint, Survival
+    from windtunnel.studies.resilience import Checkpoint, Survival, SurvivalQuestion
     from windtunnel.studies.resilience.failures import FailureProcess
     from windtunnel.studies.resilience.recovery import RecoveryTimes
     from windtunnel.studies.resilience.spot.study import SpotAnswer
@@ -96,9 +96,9 @@ def survive(
     return survived(asked_of(predicted(loaded, machine, read_plan(plan)), machine, question))
 
 
-def asked_of(shape: Shape, machine: Cluster, question: Survive) -> Asked:
+def asked_of(shape: Shape, machine: Cluster, question: Survive) -> SurvivalQuestion:
     """What `resilience.survive` is asked of a job on a machine, from a question's words. Raises UserError."""
-    from windtunnel.studies.resilience import ADAM_BYTES_PER_PARAMETER, Asked, Checkpoint, published
+    from windtunnel.studies.resilience import ADAM_BYTES_PER_PARAMETER, Checkpoint, SurvivalQuestion, published
 
     n, storage = machine.n_gpus, question.storage
     bandwidth = STORAGE_BYTES_PER_S_PER_GPU * n if storage is None else parse_bandwidth(storage, "--storage")
@@ -114,7 +114,7 @@ def asked_of(shape: Shape, machine: Cluster, question: Survive) -> Asked:
         storage_bytes_per_s=bandwidth,
     )
     process = _process(_every_so_often(question, n), question.log, machine)
-    return Asked(
+    return SurvivalQuestion(
         gpus=n,
         gpus_per_node=machine.gpus_per_node,
         replicas=shape.replicas,
@@ -272,7 +272,7 @@ def predicted(model: Model, machine: Cluster, plan: Plan) -> Shape:
     return Shape(replicas, int(spec["pp"]), sharded, float(model.parameters), seconds, rate, tokens)
 
 
-def job_of(question: Survive) -> tuple[Cluster, Asked]:
+def job_of(question: Survive) -> tuple[Cluster, SurvivalQuestion]:
     """The machine, and what is asked of the job on it: predicted where a model is named, assumed where none is."""
     from windtunnel.studies.training.plan import read_plan
     from windtunnel.studies.training.question import cluster_of, model_of

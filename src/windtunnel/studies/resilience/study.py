@@ -35,7 +35,7 @@ SCALES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Job):
+class SurvivalQuestion(Job):
     """One question. What is None is chosen."""
 
     process: FailureProcess
@@ -130,7 +130,7 @@ class PolicyEntry:
 class Survival(Answer):
     """The answer. faces/report/survival shows it by `to_dict`."""
 
-    asked: Asked
+    asked: SurvivalQuestion
     wall_s: float
     mttf_s: float
     entries: Sequence[PolicyEntry]
@@ -163,7 +163,7 @@ class Survival(Answer):
         return {**entries[0], **head, "policies": [{**entry} for entry in entries]}
 
 
-def survive(job: Asked) -> Survival:
+def survive(job: SurvivalQuestion) -> Survival:
     """Every policy on the same failures. Raises UnknownNameError for a policy, SpecError for a field."""
     policies = [policy_named(name, job) for name in job.policies]
     if not policies:
@@ -178,7 +178,7 @@ def survive(job: Asked) -> Survival:
     return Survival(job, wall_s, job.process.mttf_s(job.gpus, job.gpus_per_node), entries)
 
 
-def _entry(job: Asked, policy: Policy, trace: FailureTrace) -> PolicyEntry:
+def _entry(job: SurvivalQuestion, policy: Policy, trace: FailureTrace) -> PolicyEntry:
     process, saving, times = job.process, job.checkpoint, job.times
     host_rate, stall = process.host_rate_per_s(job.gpus_per_node), saving.stall_s
     needed = standbys.standbys_needed(job.hosts, standbys.unavailable(host_rate, times.replenish))
@@ -246,7 +246,7 @@ def _saving(checkpoint: Checkpoint, interval_s: float) -> Saving:
     return Saving(max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), round(checkpoint.persist_s * 1e9))
 
 
-def _scale_curve(job: Asked, name: str, *, spare: bool) -> list[tuple[int, float]]:
+def _scale_curve(job: SurvivalQuestion, name: str, *, spare: bool) -> list[tuple[int, float]]:
     """Exact ETTR of the same job on more and fewer GPUs: replicas are added, each with its own best interval."""
     points = []
     for gpus in SCALES:

@@ -10,13 +10,13 @@ from windtunnel.physics.step.result_of import limits_of
 from windtunnel.questions import plain
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.words import command
-from windtunnel.studies.techniques.priced import Held
+from windtunnel.studies.techniques.priced import MemoryShares
 
 STATE = ("parameters", "gradients", "optimizer")
 
 
 def with_technique(
-    result: Result, gain: TechniqueGain, seconds: float, on_device: Held | None, question: Predict
+    result: Result, gain: TechniqueGain, seconds: float, on_device: MemoryShares | None, question: Predict
 ) -> Result:  # fmt: skip
     """`result` at `seconds` a step, with the technique's report, and with its memory where that changes."""
     total = round(seconds * 1e9)
@@ -81,7 +81,7 @@ def _shrunk(parts: Mapping[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _partly_elsewhere(stage: StageMemory, on_device: Held) -> StageMemory:
+def _partly_elsewhere(stage: StageMemory, on_device: MemoryShares) -> StageMemory:
     """A stage's memory with part of its state elsewhere; the parts sum to what is allocated, as everywhere."""
     parts = dict(stage.categories)
     state = sum(parts.get(name, 0) for name in STATE)

@@ -25,11 +25,11 @@ from windtunnel.studies.techniques.collective_partitioning import price as parti
 from windtunnel.studies.techniques.flat import FlatStep, lower_flat
 from windtunnel.studies.techniques.local_sgd import price as averaging
 from windtunnel.studies.techniques.megascale import features as megascale
-from windtunnel.studies.techniques.named import TECHNIQUES, Named, legal, parse_technique
 from windtunnel.studies.techniques.offload.price import price_offload
 from windtunnel.studies.techniques.parameters import LinaPlan, PartitionPlan
-from windtunnel.studies.techniques.priced import Drawn, Held
+from windtunnel.studies.techniques.priced import MemoryShares, TaskTimeline
 from windtunnel.studies.techniques.prioritised_all_to_all import price as lina
+from windtunnel.studies.techniques.registry import TECHNIQUES, Technique, legal, parse_technique
 from windtunnel.studies.techniques.sparse_gradients import price as sparse
 from windtunnel.studies.training import Plan, predict, read_plan
 from windtunnel.units import format_bytes
@@ -49,10 +49,10 @@ class _Work:
     flat: FlatStep | None = None  # rewritten so far
     extra_s: float = 0.0  # beside the flat step
     partitioned: PartitionPlan | None = None  # as asked, once `flat` is rewritten by it
-    on_device: Held | None = None
+    on_device: MemoryShares | None = None
     packed: Result | None = None  # with experts packed, whose memory is the job's
     factor: float = 1.0  # of the step, of what has a timeline of its own
-    pictures: tuple[Drawn, Drawn] | None = None
+    pictures: tuple[TaskTimeline, TaskTimeline] | None = None
 
     def predicted(self) -> Result:
         """Of model and plan as they are now."""
@@ -103,7 +103,7 @@ def gains(
 
 def explained(
     model: Model, cluster: Cluster, plan: Plan, techniques: Sequence[str], scenario: Scenario = CALM
-) -> tuple[Result, tuple[Drawn, Drawn] | None]:
+) -> tuple[Result, tuple[TaskTimeline, TaskTimeline] | None]:
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
     chosen = [parse_technique(text) for text in techniques]
     legal([technique for technique, _ in chosen])
@@ -167,7 +167,7 @@ def explained(
     return with_technique(last, gain, seconds, work.on_device, question), work.pictures
 
 
-def _plan_level(work: _Work, technique: Named, parameters: Any, first: Result) -> None:
+def _plan_level(work: _Work, technique: Technique, parameters: Any, first: Result) -> None:
     if technique.name == "megascale":
         last, ratios = first, {}
         for name in parameters.chosen():
@@ -184,7 +184,7 @@ def _plan_level(work: _Work, technique: Named, parameters: Any, first: Result) -
             work.plan = plan
 
 
-def _task_level(work: _Work, technique: Named, parameters: Any, last: Result) -> None:
+def _task_level(work: _Work, technique: Technique, parameters: Any, last: Result) -> None:
     step = work.flat
     assert step is not None, "lowered before"
     if technique.name == "offload":
@@ -277,5 +277,5 @@ def _needs_replicas(step: FlatStep, name: str) -> None:
         raise LayoutError(f"{name} with dp {step.layout.dp}: no gradients are reduced", "use more replicas")
 
 
-def _picture(step: FlatStep) -> Drawn:
-    return Drawn(step.one_batch, step.play(), step.lanes)
+def _picture(step: FlatStep) -> TaskTimeline:
+    return TaskTimeline(step.one_batch, step.play(), step.lanes)

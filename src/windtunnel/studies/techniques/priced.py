@@ -9,7 +9,7 @@ from windtunnel.studies.techniques.flat import Lane, Played, Task
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class TaskTimeline:
     """One timeline, for a picture."""
 
     tasks: tuple[Task, ...]
@@ -18,7 +18,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemoryShares:
     """What a rank's memory becomes where part of its state is elsewhere."""
 
     state_share: float  # of parameters, gradients and optimizer: what stays
@@ -34,10 +34,10 @@ class Priced:
     with_s: float
     parameters: Mapping[str, object]  # all of them, those that were left open as they were chosen
     details: Mapping[str, float] = field(default_factory=dict)
-    on_device: Held | None = None  # where the technique changes the memory
+    on_device: MemoryShares | None = None  # where the technique changes the memory
     notes: tuple[str, ...] = ()
-    before: Drawn | None = None
-    after: Drawn | None = None
+    before: TaskTimeline | None = None
+    after: TaskTimeline | None = None
 
     @property
     def gain(self) -> float:

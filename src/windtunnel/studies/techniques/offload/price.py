@@ -19,7 +19,7 @@ from windtunnel.studies.techniques.flat import FlatStep, play
 from windtunnel.studies.techniques.flat.lower import layer_tasks
 from windtunnel.studies.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
 from windtunnel.studies.techniques.parameters import OffloadPlan
-from windtunnel.studies.techniques.priced import Drawn, Held, Priced
+from windtunnel.studies.techniques.priced import MemoryShares, Priced, TaskTimeline
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.pricing import parameter_bytes
 from windtunnel.studies.training.schedules import Kind
@@ -124,11 +124,11 @@ def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> Price
             "allocated_bytes": sizes.device(window),
             "host_bytes": (layers - window) * state,
         },
-        on_device=Held(
+        on_device=MemoryShares(
             sizes.resident(window) / sizes.state, sizes.pool(window) / sizes.state, constants.RESERVED_OVER_ALLOCATED
         ),
-        before=Drawn(whole.tasks, whole.played, {}),
-        after=Drawn(after.tasks, after.played, {}),
+        before=TaskTimeline(whole.tasks, whole.played, {}),
+        after=TaskTimeline(after.tasks, after.played, {}),
     )
 
 

@@ -16,7 +16,7 @@ TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Technique:
     """One technique."""
 
     name: str
@@ -29,7 +29,7 @@ class Named:
 
 
 TECHNIQUES = (
-    Named(
+    Technique(
         "megascale",
         ("overlaps",),
         "overlap set of MegaScale: tensor, pipeline and data parallelism beside compute; model features by name",
@@ -37,7 +37,7 @@ TECHNIQUES = (
         MegaScalePlan,
         "windtunnel.real.techniques.megascale.groups: communicators in a global order (gloo, NCCL)",
     ),
-    Named(
+    Technique(
         "collective_partitioning",
         ("centauri",),
         "collectives by group and in pieces tied to compute; weight gradients fill gaps",
@@ -45,7 +45,7 @@ TECHNIQUES = (
         PartitionPlan,
         "windtunnel.real.techniques.collective_partitioning: all-reduce by group, chunked linears",
     ),
-    Named(
+    Technique(
         "prioritised_all_to_all",
         ("lina",),
         "all-to-all before gradients' all-reduce in micro-operations, pipelined with packed experts",
@@ -53,7 +53,7 @@ TECHNIQUES = (
         LinaPlan,
         "windtunnel.real.techniques.prioritised_all_to_all: one communicator thread with agreed order; packed experts",
     ),
-    Named(
+    Technique(
         "sparse_gradients",
         ("threshold_gradients", "gradientflow", "dgc"),
         "only the largest chunks of a gradient are reduced, the rest is kept for later",
@@ -62,7 +62,7 @@ TECHNIQUES = (
         "windtunnel.real.techniques.sparse_gradients: a DistributedDataParallel communication hook",
         excludes=("local_sgd",),
     ),
-    Named(
+    Technique(
         "offload",
         ("stronghold", "window_offload"),
         "a working window of layers on the device, the rest in host memory, updated there layer by layer",
@@ -71,7 +71,7 @@ TECHNIQUES = (
         "windtunnel.real.techniques.offload: hooks on a module's layers",
         excludes=("collective_partitioning", "prioritised_all_to_all", "sparse_gradients", "local_sgd"),
     ),
-    Named(
+    Technique(
         "local_sgd",
         ("learning_rate_decay", "two_dimensional_decay", "diloco"),
         "weights averaged every so many steps; the learning rate decays over rounds and local steps",
@@ -83,7 +83,7 @@ TECHNIQUES = (
 )  # in the order in which they are applied, however they are given
 
 
-def find_technique(word: str) -> Named:
+def find_technique(word: str) -> Technique:
     """The technique of a name or another name of it. Raises UnknownNameError."""
     plain = word.strip().lower().replace("-", "_")
     for technique in TECHNIQUES:
@@ -94,7 +94,7 @@ def find_technique(word: str) -> Named:
     )
 
 
-def parse_technique(text: str) -> tuple[Named, Any]:
+def parse_technique(text: str) -> tuple[Technique, Any]:
     """`NAME[:key=value,...]` as a technique and its parameters. Raises UserError with what is wrong."""
     word, _, rest = text.partition(":")
     technique = find_technique(word)
@@ -109,7 +109,7 @@ def parse_technique(text: str) -> tuple[Named, Any]:
     return technique, with_values(technique, words)
 
 
-def with_values(technique: Named, words: dict[str, str]) -> object:
+def with_values(technique: Technique, words: dict[str, str]) -> object:
     """The parameters of a technique from words. Raises UnknownNameError and SpecError."""
     fields = {field.path: field for field in fields_of(technique.takes)}
     values: dict[str, object] = {}
@@ -137,7 +137,7 @@ def _value(field: Field, word: str, shown: str) -> object:
     return parse_bytes(word, shown) if field.about.unit == "bytes" else parse_count(word, shown)
 
 
-def legal(techniques: list[Named]) -> None:
+def legal(techniques: list[Technique]) -> None:
     """Raise SpecError, one clear line, where two of them do not go together or one comes twice."""
     names = [technique.name for technique in techniques]
     for number, technique in enumerate(techniques):
