@@ -1,13 +1,15 @@
 """Parameters of model types as transformers builds them on the meta device, beside windtunnel's reading of the config.
 
     python validation/derive_models.py rows.json [TYPE ...] [--options] [--passes]    (needs torch and transformers)
+    python validation/derive_models.py src/windtunnel/physics/model/types/_names.json --names
 
 Of each type: the config of the class's defaults, as transformers writes it, the parameters of the model built from it
 without weights, those of towers and what joins them left out, and the balancing biases that are buffers there. Rows
 that differ are printed and the exit status is 1. A type that is not read yet is printed with the shapes of its
 parameters, which is what its file is written from. `--options`: also with each true or false of the config the other
 way round; what a file refuses (`only`) is no error, what it reads wrongly is. `--passes`: with FLOPs of a forward pass
-and bytes of the cache behind it (`forward_pass.py`). Rows that the file has already and that are not asked for stay.
+and bytes of the cache behind it (`forward_pass.py`). `--names`: other names of fields by type, instead.
+Rows that the file has already and that are not asked for stay.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import forward_pass
 from windtunnel.errors import UserError
 from windtunnel.physics.model import read_config
 from windtunnel.physics.model.reading.config_fields import irrelevant
-from windtunnel.physics.model.reading.type_files import type_names
+from windtunnel.physics.model.reading.type_files import fields_asked, type_names
 
 IN_FP32 = ("xlnet", "xlstm")  # its code wants it
 # Passes that multiply more: 32 tokens of a prompt (`cpmant#bare` has none), empty images and sounds.
@@ -224,12 +226,28 @@ def misread(name: str) -> list[str]:
     return found
 
 
+def names_of_fields() -> dict[str, dict[str, list[str]]]:
+    """What classes of types with a file call a field besides (`attribute_map`): names of it by the field, by type."""
+    from transformers import CONFIG_MAPPING
+
+    by_type: dict[str, dict[str, list[str]]] = {}
+    for kind in sorted({*type_names()} & {*CONFIG_MAPPING}):
+        for name, field in (CONFIG_MAPPING[kind].attribute_map or {}).items():
+            if name != field and field in fields_asked(kind):
+                by_type.setdefault(kind, {}).setdefault(field, []).append(name)
+    return by_type
+
+
 def main(path: str, *given: str) -> int:
     """Build every type, compare, and write the rows that agree."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     names = [name for name in given if not name.startswith("--")]
     # transformers imports a package `kernels`, which the script of that name beside this one is not.
     sys.path[:] = [folder for folder in sys.path if Path(folder) != Path(__file__).parent]
+    if "--names" in given:
+        lines = ",\n".join(f"{json.dumps(kind)}:{json.dumps(names)}" for kind, names in names_of_fields().items())
+        Path(path).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+        return 0
     forward_pass.mark_scans()
     groups = transformers_types()
     known = set().union(*groups)

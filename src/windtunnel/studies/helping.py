@@ -8,7 +8,7 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.studies import predict
-from windtunnel.studies.techniques.named import find_technique, list_techniques
+from windtunnel.studies.techniques.registry import find_technique, list_techniques
 
 LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp = DistributedDataParallel(model)`
     "megascale": "windtunnel.real.techniques.megascale.make_groups(...), and the overlap flags of the framework",

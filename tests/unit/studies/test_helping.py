@@ -9,7 +9,7 @@ import pytest
 from windtunnel.errors import SpecError
 from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.studies.helping import LINES, answer
-from windtunnel.studies.techniques.named import TECHNIQUES
+from windtunnel.studies.techniques.registry import TECHNIQUES
 
 LAUNCH = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from windtunnel.studies.traces.by_class import typical
-from windtunnel.studies.traces.stragglers.explanation import Asked, Explanation, Part
+from windtunnel.studies.traces.stragglers.explanation import Explanation, Part, Repair
 from windtunnel.views import (
     Axis,
     Column,
@@ -136,7 +136,7 @@ def _details(answer: Explanation) -> Iterator[View]:
         yield Curve("Slowdown by step", Axis("step", "count"), axis, [series], [mean])
 
 
-def _mended(ideal: Asked, replayed_ns: int) -> Notes:
+def _mended(ideal: Repair, replayed_ns: int) -> Notes:
     text = (
         f"{text_of(ideal.step_time_ns / 1e9, 's')} instead of {text_of(replayed_ns / 1e9, 's')}:"
         f" {gain_words(ideal.saved_ns, ideal.share)}; a slowdown of {ideal.slowdown:.3f} remains"

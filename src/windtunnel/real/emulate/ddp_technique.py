@@ -20,8 +20,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.studies.techniques.named import TECHNIQUES, legal, parse_technique
 from windtunnel.studies.techniques.parameters import PartitionPlan, SparsePlan
+from windtunnel.studies.techniques.registry import TECHNIQUES, legal, parse_technique
 
 if TYPE_CHECKING:
     import torch

@@ -57,7 +57,7 @@ Repredict = Callable[[Cluster, Plan], Result]
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Candidate:
     fields: Mapping[str, object]
     kind: str
     layout: Layout
@@ -113,14 +113,14 @@ def _order(kind: str) -> int:
     return (PLAN, NUMBERS, OTHERS).index(kind)
 
 
-def _advice_of(candidate: _Tried, step_ns: int, memory: int, before_ns: int) -> Advice:
+def _advice_of(candidate: _Candidate, step_ns: int, memory: int, before_ns: int) -> Advice:
     gain = 1.0 - step_ns / before_ns
     n_gpus = candidate.layout.cluster.n_gpus if "n_gpus" in candidate.fields else None
     flags = f"--set cluster.n_gpus={n_gpus}" if n_gpus is not None else flags_of(candidate.fields)
     return Advice(dict(candidate.fields), flags, candidate.kind, step_ns, gain, memory)
 
 
-def _asked_again(best: Sequence[_Tried], result: Result, repredict: Repredict, fits: bool) -> list[Advice]:
+def _asked_again(best: Sequence[_Candidate], result: Result, repredict: Repredict, fits: bool) -> list[Advice]:
     advices = []
     for candidate in best[:ASKED_AGAIN]:
         try:
@@ -134,12 +134,12 @@ def _asked_again(best: Sequence[_Tried], result: Result, repredict: Repredict, f
     return advices
 
 
-def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: int) -> list[_Tried]:
+def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: int) -> list[_Candidate]:
     """The quickest changes that fit and stay below a limit, best-first by their bounds."""
     rough, close, done = range(3)
     heap: list[tuple[float, int, int]] = []
     every = list(changes)
-    candidates: dict[int, _Tried] = {}
+    candidates: dict[int, _Candidate] = {}
     counts = dict.fromkeys(TOLD, 0)
     of_field: Counter[str] = Counter()
     for number, change in enumerate(every):
@@ -147,7 +147,7 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
         key = (bounds.work_ns(change.layout), rough, number) if change.bounded else (0.0, close, number)
         if key[0] <= limit_ns:
             heapq.heappush(heap, key)
-    best: list[_Tried] = []
+    best: list[_Candidate] = []
     replays = 0
     while heap:
         key_ns, level, number = heapq.heappop(heap)
@@ -173,22 +173,22 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
     return best
 
 
-def _does_all_of(candidate: _Tried, other: _Tried) -> bool:
+def _does_all_of(candidate: _Candidate, other: _Candidate) -> bool:
     """Whether a candidate, part of the other, is as quick and as small: then the rest of the other does nothing."""
     part = candidate.fields.items() <= other.fields.items()
     return part and candidate.step_ns <= other.step_ns and candidate.memory_bytes <= other.memory_bytes
 
 
-def _try_out(change: Change, capacity: int) -> _Tried | None:
+def _try_out(change: Change, capacity: int) -> _Candidate | None:
     """The change, replayed; None where it does not fit."""
     layout = change.layout
     needed = memory_bytes(layout, capacity)
     if needed > capacity or not host_holds(layout):
         return None
-    return _Tried(change.fields, change.kind, layout, step_ns(layout), needed)
+    return _Candidate(change.fields, change.kind, layout, step_ns(layout), needed)
 
 
-def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Tried], int]:
+def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Candidate], int]:
     """Two changes with which a plan fits, else three, quickest first; how many were tried."""
     bounds, before = Bounds(straggling(base.cluster)), least_memory_bytes(base)
     saving = sorted(
@@ -223,7 +223,7 @@ def _as(change: Change, first: Change, second: Change) -> Change:
     return replace(change, kind=max(first.kind, second.kind, key=_order))
 
 
-def _larger(base: Layout) -> tuple[list[_Tried], int]:
+def _larger(base: Layout) -> tuple[list[_Candidate], int]:
     """The same plan on more GPUs: the least doubling that fits."""
     for doubling in range(1, DOUBLINGS + 1):
         more = base.cluster.n_gpus * 2**doubling

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 
-from windtunnel.studies.planning.search import LEAF, LOOKS_OF_A_REPLAY, PLAN, ROUGH, UNSAVED, Found, Node, Search
+from windtunnel.studies.planning.search import LEAF, LOOKS_OF_A_REPLAY, PLAN, ROUGH, UNSAVED, FittingPlan, Node, Search
 from windtunnel.studies.planning.space import PIPELINE, SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
 
 FIELDS = (*STRUCTURE, *SAVINGS, *SWITCHES)
@@ -44,7 +44,7 @@ class Budget:
         return self.looks >= 0 and monotonic() < self.ends_s
 
 
-def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
+def choices(search: Search, best: FittingPlan, budget: Budget) -> tuple[Choice, ...]:
     """By field, in the order of regret. `search` has run; its prices are used and added to.
 
     None where time was too short to list the space: what was not listed may be better with any of them.

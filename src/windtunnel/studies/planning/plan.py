@@ -49,7 +49,7 @@ from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, 
 from windtunnel.studies.planning.ranking import best_first, pareto_front
 from windtunnel.studies.planning.search import Answer, Search, step_time
 from windtunnel.studies.planning.space import Space, first_refusal
-from windtunnel.studies.planning.techniques import Tried, chosen, try_techniques
+from windtunnel.studies.planning.techniques import TechniqueSearch, chosen, try_techniques
 from windtunnel.studies.planning.thumb import rule_of_thumb
 from windtunnel.studies.techniques import predict_with
 from windtunnel.studies.training.launch import launch_files
@@ -200,7 +200,7 @@ def plan(
     ]
     ranked = best_first(plans, objective)
     searched_s = monotonic() - start_s
-    attempts: Tried | None = None
+    attempts: TechniqueSearch | None = None
     by_size = {size.n_gpus: size for size in sizes}
     if trials:
 

@@ -48,7 +48,7 @@ ASKED_NEXT = {SAVING: MEMORY, PLAN: STEP}  # of the plans of a node
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FittingPlan:
     """A replayed plan that fits. `score_ns` is what is least: the step, or what an objective makes of it."""
 
     layout: Layout
@@ -70,7 +70,7 @@ class Counts:
 class Answer:
     """What a search found. `gap`: 0 where it is proven that nothing in the space is faster, or that nothing fits."""
 
-    plans: tuple[Found, ...]
+    plans: tuple[FittingPlan, ...]
     counts: Counts
     gap: float
     bound_ns: float  # no plan of the space is faster than this
@@ -102,7 +102,7 @@ class Node:
     number: int
     layout: Layout = field(compare=False)
     saving: dict[str, object] = field(compare=False, default_factory=dict)
-    result: Found | None = field(compare=False, default=None)
+    result: FittingPlan | None = field(compare=False, default=None)
     needed_bytes: int = field(compare=False, default=0)  # of one plan: switches leave memory as it is
     family: Family | None = field(compare=False, default=None)
 
@@ -136,8 +136,8 @@ class Search:
         self._replayed_nodes: list[Node] = []  # that have come up
         self.counts = Counts()
         self._shortest_s = inf
-        best: dict[tuple[object, ...], Found] = {}
-        answers: list[Found] = []
+        best: dict[tuple[object, ...], FittingPlan] = {}
+        answers: list[FittingPlan] = []
         listing: Iterator[Family] = families(self.space)
         unlisted: Family | None = None
         ends = inf if within_s is None else start + within_s
@@ -222,14 +222,14 @@ class Search:
                 return next(listing, None)
         return None
 
-    def _take(self, node: Node, best: dict[tuple[object, ...], Found]) -> None:
+    def _take(self, node: Node, best: dict[tuple[object, ...], FittingPlan]) -> None:
         """Look at a node, and remember the best plan of each kind."""
         for plan in self._looked_at(node):
             key = _kind(self.space, plan.layout)
             if key not in best or plan.score_ns < best[key].score_ns:
                 best[key] = plan
 
-    def _deep(self, best: dict[tuple[object, ...], Found], ends: float) -> None:
+    def _deep(self, best: dict[tuple[object, ...], FittingPlan], ends: float) -> None:
         """Nodes that are furthest along come first, for what time is left: some answer is better than a bound alone."""
         least = inf
         aside: list[Node] = []
@@ -267,7 +267,7 @@ class Search:
         if self.soon is not None and level in ASKED_NEXT:
             self.soon(ASKED_NEXT[level], bound_ns, layout)
 
-    def _looked_at(self, node: Node) -> Iterator[Found]:
+    def _looked_at(self, node: Node) -> Iterator[FittingPlan]:
         """Put what a node stands for back, told more exactly."""
         bounds = self.bounds
         self._looks += LOOKS_OF_A_REPLAY if node.level == PLAN else 1
@@ -295,7 +295,7 @@ class Search:
         else:
             yield from self._replayed(node)
 
-    def _over(self, now: float, ends: float, best: dict[tuple[object, ...], Found]) -> bool:
+    def _over(self, now: float, ends: float, best: dict[tuple[object, ...], FittingPlan]) -> bool:
         """Whether what is left of the time is needed behind the search."""
         behind = self._spare * self._replay_s() + LET_GO * (now - self._start_s)
         return now + behind > (ends if best else ends + FIRST_S)
@@ -366,14 +366,14 @@ class Search:
                 self.soon(STEP, least, variant)
             first = False
 
-    def _replayed(self, node: Node) -> Iterator[Found]:
+    def _replayed(self, node: Node) -> Iterator[FittingPlan]:
         start = monotonic()
         capacity = node.layout.cluster.gpu.usable_memory_bytes
         replay = Replayed(self.step(node.layout), node.needed_bytes, capacity)
         self._shortest_s = min(self._shortest_s, monotonic() - start)
         self.counts.replayed += 1
         assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
-        plan = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
+        plan = FittingPlan(node.layout, replay, self.objective(node.layout, replay.step_ns))
         if self.listener is not None:
             self.listener(node.layout, replay)
         self._number += 1

@@ -17,7 +17,7 @@ from itertools import combinations
 
 from windtunnel.errors import UserError
 from windtunnel.studies.planning.answer import Planned
-from windtunnel.studies.techniques.named import TECHNIQUES, find_technique, legal
+from windtunnel.studies.techniques.registry import TECHNIQUES, find_technique, legal
 
 CHANGE_TRAINING = ("sparse_gradients", "local_sgd")
 LEAST_GAIN = 1e-3  # of the step: what is less is not worth another line in a launch script
@@ -27,7 +27,7 @@ Priced = Callable[[Planned, tuple[str, ...]], Planned | None]  # None: does not 
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TechniqueSearch:
     """What came of it. `skipped`: by technique, why it could not be tried on any finalist."""
 
     plans: tuple[Planned, ...]
@@ -73,7 +73,7 @@ def together(words: Sequence[str]) -> bool:
     return True
 
 
-def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: Priced) -> Tried:
+def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: Priced) -> TechniqueSearch:
     """The finalists with what makes each fastest. `priced` predicts one; it raises UserError where it cannot."""
     best: list[Planned] = []
     reasons: dict[str, str] = {}
@@ -107,7 +107,7 @@ def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: P
                 min(options, key=lambda option: (option.step_time_s, len(option.techniques), option.techniques))
             )
     skipped = {word: reason for word, reason in reasons.items() if word not in worked}
-    return Tried(tuple(best), len(finalists), predicted, unfit, skipped)
+    return TechniqueSearch(tuple(best), len(finalists), predicted, unfit, skipped)
 
 
 def _of_all(priced: Priced, finalist: Planned, words: tuple[str, ...]) -> Planned | None:

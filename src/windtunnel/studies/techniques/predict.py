@@ -25,11 +25,11 @@ from windtunnel.studies.techniques.collective_partitioning import price as parti
 from windtunnel.studies.techniques.flat import FlatStep, lower_flat
 from windtunnel.studies.techniques.local_sgd import price as averaging
 from windtunnel.studies.techniques.megascale import features as megascale
-from windtunnel.studies.techniques.named import TECHNIQUES, Technique, legal, parse_technique
 from windtunnel.studies.techniques.offload.price import price_offload
 from windtunnel.studies.techniques.parameters import LinaPlan, PartitionPlan
 from windtunnel.studies.techniques.priced import MemoryShares, TimelinePicture
 from windtunnel.studies.techniques.prioritised_all_to_all import price as lina
+from windtunnel.studies.techniques.registry import TECHNIQUES, Technique, legal, parse_technique
 from windtunnel.studies.techniques.sparse_gradients import price as sparse
 from windtunnel.studies.training import Plan, predict, read_plan
 from windtunnel.units import format_bytes

@@ -29,7 +29,7 @@ from windtunnel.studies.training.plan import PLAN_FILE
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.studies.training.launch.found import Native
+    from windtunnel.studies.training.launch.job_file import Native
 
 NESTED = ("gpu", "scale_up", "scale_out", "host")
 

@@ -16,7 +16,7 @@ from windtunnel.physics.model.cache import kept_bytes, kv_bytes_per_token, state
 from windtunnel.physics.model.layers.layer import head_operations, layer_operations
 from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
 from windtunnel.physics.model.operations import Shard
-from windtunnel.physics.model.reading.type_files import type_names
+from windtunnel.physics.model.reading.type_files import other_names, type_names
 
 # Made by `validation/derive_models.py` with transformers on the meta device.
 DERIVED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "derived_by_transformers.json").read_text())
@@ -39,7 +39,7 @@ def test_parameters_are_those_that_transformers_builds(kind: str) -> None:
 
 # Configs of checkpoints with code of their own, which transformers does not build, and parameters as published: counted
 # from the files of a checkpoint, or its card's round number (Ling, Step 3, MiniMax-Text-01, Phi-4-multimodal's text,
-# GigaChat 3.5, Llama-Nemotron Super).
+# GigaChat 3.5, Llama-Nemotron Super); Sarvam's two by what transformers 5.24 makes of such a config.
 CHECKPOINTS = json.loads((Path(__file__).parent / "written_by_checkpoints.json").read_text())
 
 
@@ -48,6 +48,17 @@ def test_parameters_of_checkpoints_with_code_of_their_own(name: str) -> None:
     row = CHECKPOINTS[name]
     exact = row["published"] % 10**6 != 0
     assert read_config(row["config"]).parameters == pytest.approx(row["published"], rel=1e-12 if exact else 4e-3)
+
+
+@pytest.mark.parametrize("kind", sorted({*DERIVED} & {*other_names()}))
+def test_another_name_of_a_field_is_that_field(kind: str) -> None:
+    """As transformers' classes have them (`attribute_map`), which configs of checkpoints use."""
+    config, model = DERIVED[kind]["config"], model_of(kind)
+    for field, names in other_names()[kind].items():
+        for name in names if config.get(field) is not None else ():
+            if name not in config:
+                renamed = read_config({name if key == field else key: value for key, value in config.items()})
+                assert (renamed.layers, renamed.parameters) == (model.layers, model.parameters), name
 
 
 def test_layers_without_a_mixer_or_a_feed_forward_or_both() -> None:

@@ -22,10 +22,10 @@ from windtunnel.physics.step.result import Result
 from windtunnel.studies.techniques import gains, predict_with
 from windtunnel.studies.techniques.flat import lower_flat
 from windtunnel.studies.techniques.megascale.features import MegaScalePlan, with_feature
-from windtunnel.studies.techniques.named import TECHNIQUES, list_techniques, parse_technique
 from windtunnel.studies.techniques.offload.window import LayerTimes, by_formula, timeline
 from windtunnel.studies.techniques.parameters import LocalPlan, OffloadPlan, SparsePlan
 from windtunnel.studies.techniques.prioritised_all_to_all.price import choose_packing, estimate, place
+from windtunnel.studies.techniques.registry import TECHNIQUES, list_techniques, parse_technique
 from windtunnel.studies.training import read_plan
 
 DENSE = {"global_batch": 64, "micro_batch": 4, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": False}

@@ -16,7 +16,7 @@ from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOK
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.physics.model.reading.config_fields import Fields
 from windtunnel.physics.model.reading.functions import FUNCTIONS, OPERATIONS
-from windtunnel.physics.model.reading.type_files import Rules, fields_asked, has_file, rules_of, type_names
+from windtunnel.physics.model.reading.type_files import Rules, fields_asked, has_file, other_names, rules_of, type_names
 from windtunnel.physics.model.tower import Tower
 
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
@@ -53,8 +53,9 @@ def _parsed(text: str) -> tuple[ast.expr, bool]:
 class _Reading:
     """The fields of one config, as one type's file takes them."""
 
-    def __init__(self, fields: Fields, rules: Rules) -> None:
+    def __init__(self, fields: Fields, rules: Rules, name: str) -> None:
         self.fields, self.rules = fields, rules
+        self.other_names = other_names().get(name, {})
         self.defaults: dict[str, object] = rules.get("defaults", {})
         self.aliases: dict[str, str] = rules.get("aliases", {})
         self.nouns: dict[tuple[str, str], object] = {}
@@ -137,7 +138,8 @@ class _Reading:
         return what(a, b)
 
     def _given(self, name: str) -> list[str]:
-        return [key for key in dict.fromkeys((name, self.aliases.get(name, name))) if self.fields.has(key)]
+        own = [key for key in dict.fromkeys((name, self.aliases.get(name, name))) if self.fields.has(key)]
+        return own or [key for key in self.other_names.get(name, ()) if self.fields.has(key)]
 
     def field(self, name: str, i: int) -> object:
         """A field of the config, or what its absence means."""
@@ -243,7 +245,7 @@ def _beside(fields: Fields, field: str, own: Mapping[str, object], text_width: i
     rules = rules_of(name)
     beside = {key: fields.raw(key) for key in fields.names() if key not in ("text_config", *TOWERS)}
     whole = Fields({**beside, **config, "text_width": text_width}, fields.where)
-    reading = _Reading(whole, rules)
+    reading = _Reading(whole, rules, name)
     try:
         encoder = replace(_read(whole, name, rules, ()), name=name.removeprefix("towers/"))
         entries = {key: reading.value(text) for key, text in {**rules["tower"], **own}.items() if key != "type"}
@@ -263,7 +265,7 @@ def _tower(config: object) -> tuple[int, int] | None:
 
 
 def _read(fields: Fields, name: str, rules: Rules, notes: tuple[str, ...]) -> Model:
-    reading = _Reading(fields, rules)
+    reading = _Reading(fields, rules, name)
     fields.ignore(*rules.get("ignore", ()), *fields_asked(name))
     for key, allowed in rules.get("only", {}).items():
         if allowed is not None:

@@ -46,6 +46,15 @@ def type_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
 
 
+@cache
+def other_names() -> dict[str, dict[str, list[str]]]:
+    """By type, what else transformers' class calls a field, which published configs use (`attribute_map`).
+
+    Made by `validation/derive_models.py --names`.
+    """
+    return read_mapping(FOLDER / "_names.json", "see docs/models.md, Add a model")
+
+
 def has_file(name: str) -> bool:
     """Whether there is a file of this name, below the folder of types."""
     return (FOLDER / f"{name}.yaml").is_file()

@@ -44,7 +44,7 @@ ASSUMED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Partition:
     """One way to cut the script."""
 
     pp: int
@@ -119,7 +119,7 @@ def _options(script: Script, gpus: int, pp: int | None, dp: int | None) -> list[
     return options
 
 
-def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -> Cut | None:
+def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -> Partition | None:
     """The best cut into so many stages; None where the micro-batches are too few to be cut at all."""
     units, rounds = script.units, script.micro_batches // dp
     count = len(units)
@@ -156,7 +156,7 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
     whole = sum(unit.forward_s + unit.backward_s for unit in units)
     low, high = (sum(part) / whole for part in zip(*((u.low_s, u.high_s) for u in units), strict=True))
     stage_s = tuple(forward + backward for forward, backward in passes)
-    return Cut(pp, dp, rounds, ends, step, step * min(1.0, low), step * max(1.0, high), stage_s, tuple(memory))
+    return Partition(pp, dp, rounds, ends, step, step * min(1.0, low), step * max(1.0, high), stage_s, tuple(memory))
 
 
 def _outside(cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -> int:
@@ -211,7 +211,7 @@ def _reduced(script: Script, share: float, cluster: Cluster, pricer: OpPricer, d
     return pricer.communication(kind, script.parameter_bytes * share, group_of(dp, 1, cluster)).seconds
 
 
-def _document(cut: Cut, script: Script, words: str, capacity: int) -> dict[str, object]:
+def _document(cut: Partition, script: Script, words: str, capacity: int) -> dict[str, object]:
     starts = (0, *cut.ends[:-1])
     names = [unit.name for unit in script.units]
     stages = [

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError, ScheduleError
 from windtunnel.physics.engine.replay import replay
-from windtunnel.studies.traces.stragglers.explanation import Asked, Explanation, Part
+from windtunnel.studies.traces.stragglers.explanation import Explanation, Part, Repair
 from windtunnel.studies.traces.stragglers.selection import chosen_ops
 from windtunnel.studies.traces.stragglers.verdict import MOST, NEGLIGIBLE, verdict
 from windtunnel.studies.traces.trace import Trace
@@ -121,7 +121,7 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
     repair = None
     if without:
         mended_ns = replays.mean_with_ideal(wanted)
-        repair = Asked(
+        repair = Repair(
             tuple(without),
             int(wanted.sum()),
             round(mended_ns),

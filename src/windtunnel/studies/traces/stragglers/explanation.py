@@ -30,7 +30,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Repair:
     """What mending all that the user named gives back."""
 
     parts: tuple[str, ...]  # as given: "stage=3"
@@ -66,7 +66,7 @@ class Explanation(Answer):
     step_measured_ns: Mapping[int, int]
     verdict: str
     forward_backward_correlation: float | None = None  # how alike forward and backward of a micro-batch deviate
-    asked: Asked | None = None
+    asked: Repair | None = None
     rank_steps: tuple[StepTime, ...] = ()  # each step of each rank by class of op, where the format tells
     notes: tuple[str, ...] = field(default=())
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from windtunnel.questions.asked.plan import OpenPlan
 from windtunnel.studies.training.launch import deepspeed
-from windtunnel.studies.training.launch.found import PLAIN, Native, Options, with_left_out
+from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_left_out
 
 MARKS = ("distributed_type", "fsdp_config", "deepspeed_config", "compute_environment", "num_processes")
 FORMATS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.found import PLAIN, Native, Options, with_left_out
+from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_left_out
 
 BUCKET = 500_000_000  # `reduce_bucket_size`
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "float32": "fp32", "bfloat16": "bf16"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.found import with_left_out
+from windtunnel.studies.training.launch.job_file import with_left_out
 
 MODULES = {
     "core_attention": "core_attn",

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from windtunnel.studies.training.launch import megatron_reading
-from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.job_file import Native
 
 ARGUMENT = re.compile(r"^(?:\d+: *)?(?:\[[^\]]*\]:? *)? *([a-z][a-z0-9_]*) \.{3,} (.+?)\s*$")
 BLOCK_BEGINS, BLOCK_ENDS = re.compile(r"-{4,} arguments -{4,}"), re.compile(r"-{4,} end of arguments -{4,}")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.shell import expanded
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.job_file import Native
 from windtunnel.studies.training.launch.megatron import MODULES, RECIPES, STRATEGIES
 
 # Change no step's time or memory: data, checkpoints, logging, hyper-parameters, initialisation, rendezvous.

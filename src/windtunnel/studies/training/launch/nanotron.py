@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.found import PLAIN, with_left_out
+from windtunnel.studies.training.launch.job_file import PLAIN, with_left_out
 
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 USUAL = {

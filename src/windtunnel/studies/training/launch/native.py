@@ -27,7 +27,7 @@ from windtunnel.studies.training.launch import (
     torchtitan,
     trainer,
 )
-from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.job_file import Native
 
 PLAN = "give the path of a plan, see docs/plan.md"
 ARGUMENTS_BYTES_MOST = 256 << 10  # shlex takes them letter by letter

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from windtunnel.studies.training.launch import deepspeed
-from windtunnel.studies.training.launch.found import Native, Options
+from windtunnel.studies.training.launch.job_file import Native, Options
 
 OF_DEEPSPEED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "fp16",

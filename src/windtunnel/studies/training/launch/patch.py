@@ -29,7 +29,7 @@ from windtunnel.studies.training.launch import (
     trainer_writing,
 )
 from windtunnel.studies.training.launch.dialects import OWN
-from windtunnel.studies.training.launch.found import Native, _leaves
+from windtunnel.studies.training.launch.job_file import Native, _leaves
 from windtunnel.studies.training.launch.megatron_reading import GRANULARITY, SWIFT, Arguments, shell_words
 from windtunnel.studies.training.launch.native import PLAN, read_native
 

@@ -15,7 +15,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.studies.training.launch import megatron_log, megatron_reading, torchtitan
-from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.job_file import Native
 
 REMEDY = "give a file of Primus for Megatron-LM or torchtitan, or name the model and give flags"
 # What `primus/configs/modules/megatron/pre_trainer.yaml` and what it extends say, where Megatron-LM says another thing.

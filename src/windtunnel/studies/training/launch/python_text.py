@@ -20,7 +20,7 @@ from windtunnel.studies.training.launch.python_values import (
     DICTIONARY_METHODS,
     MAKING,
     NUMBERS,
-    Made,
+    CallResult,
     Unread,
     beside,
     compared,
@@ -144,7 +144,7 @@ class Module:
                     owner = [func.value] if isinstance(func, ast.Attribute) else []
                     inputs = [*owner, *node.args, *(keyword.value for keyword in node.keywords)]
                     plain = [self.value(own, names) for own in inputs if isinstance(own, ast.Name | ast.Attribute)]
-                    if any(isinstance(own, Made | dict | list) for own in plain) and may_change(text_of(func)):
+                    if any(isinstance(own, CallResult | dict | list) for own in plain) and may_change(text_of(func)):
                         self._name(node, why)
 
     def _name(self, node: ast.stmt | ast.expr, why: str = "") -> None:
@@ -158,22 +158,22 @@ class Module:
                 names[name] = value
             case ast.Attribute(value=of, attr=name):
                 owner = self._owner(of, names)
-                if isinstance(owner, Made):
+                if isinstance(owner, CallResult):
                     owner.values[name] = value
             case ast.Subscript(value=of, slice=ast.Constant(value=key)):
                 owner = self.value(of, names)
                 if isinstance(owner, dict) and isinstance(key, str | int):
                     owner[key] = value
-                elif isinstance(owner, Made | dict | list):
+                elif isinstance(owner, CallResult | dict | list):
                     self._name(target)
-            case ast.Subscript(value=of) if isinstance(self.value(of, names), Made | dict | list):
+            case ast.Subscript(value=of) if isinstance(self.value(of, names), CallResult | dict | list):
                 self._name(target)
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 parts = value if isinstance(value, list) and len(value) == len(elts) else None
                 for at, elt in enumerate(elts):
                     own = (
-                        Made(f"{value.kind}[{at}]", rests_on=value.rests_on)
-                        if isinstance(value, Made)
+                        CallResult(f"{value.kind}[{at}]", rests_on=value.rests_on)
+                        if isinstance(value, CallResult)
                         else Unread(text_of(elt))
                     )
                     self._set(elt, own if parts is None else parts[at], names)
@@ -182,8 +182,8 @@ class Module:
         """What an attribute is set of; a part that its maker has by default, if nothing else has set it."""
         if isinstance(node, ast.Attribute):
             above = self._owner(node.value, names)
-            if isinstance(above, Made) and node.attr not in above.values:
-                above.values[node.attr] = Made(node.attr.title())
+            if isinstance(above, CallResult) and node.attr not in above.values:
+                above.values[node.attr] = CallResult(node.attr.title())
         return self.value(node, names)
 
     # ----------------------------------------------------------------------------------------------- expressions
@@ -198,7 +198,7 @@ class Module:
                 return names[name] if name in names else self._constant(name)
             case ast.Attribute(value=of, attr=name):
                 owner = self.value(of, names)
-                return owner.values.get(name, Unread(text_of(node))) if isinstance(owner, Made) else unread(node)
+                return owner.values.get(name, Unread(text_of(node))) if isinstance(owner, CallResult) else unread(node)
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
                 return [self.value(elt, names) for elt in elts]
             case ast.Dict():
@@ -265,7 +265,7 @@ class Module:
             return self._method(node, node.func, args, keywords, names)
         name = node.func.id if isinstance(node.func, ast.Name) else text_of(node.func)
         if name in MAKERS and node.args:
-            return Made(self._kind(node.args[0], names), args[1:], keywords)
+            return CallResult(self._kind(node.args[0], names), args[1:], keywords)
         if name in CASTS and len(args) == 1 and isinstance(args[0], str | int | float):
             try:
                 return CASTS[name](args[0])
@@ -276,13 +276,13 @@ class Module:
             return max(numbers) if name == "max" else min(numbers)
         if name == "dict" and not args:
             return dict(keywords)
-        if name == "setattr" and len(args) == 3 and isinstance(args[0], Made):
+        if name == "setattr" and len(args) == 3 and isinstance(args[0], CallResult):
             if isinstance(args[1], str):
                 args[0].values[args[1]] = args[2]
             else:
                 self._name(node)
             return None
-        if name in ("hasattr", "getattr") and len(args) >= 2 and isinstance(args[0], Made):
+        if name in ("hasattr", "getattr") and len(args) >= 2 and isinstance(args[0], CallResult):
             own = args[0].values.get(str(args[1]), args[2] if len(args) == 3 else unread(node))
             return own if name == "getattr" or isinstance(own, Unread) else True
         if name in ("deepcopy", "copy") and len(args) == 1:
@@ -294,12 +294,12 @@ class Module:
         home, function = self._function(name)
         if home is not None and function is not None:
             return home.called(function, args, keywords)
-        return self._unfollowed(node, Made(name, args, keywords, self._from(name)))
+        return self._unfollowed(node, CallResult(name, args, keywords, self._from(name)))
 
-    def _unfollowed(self, node: ast.Call, result: Made) -> Made:
+    def _unfollowed(self, node: ast.Call, result: CallResult) -> CallResult:
         """What a call makes that is not followed; a function may change the objects that it is given."""
         inputs = [*result.args, *result.values.values()]
-        changes = any((isinstance(own, Made) and not own.rests_on) or isinstance(own, dict) for own in inputs)
+        changes = any((isinstance(own, CallResult) and not own.rests_on) or isinstance(own, dict) for own in inputs)
         if result.rests_on and changes and may_change(result.kind):
             self._name(node)
         return result
@@ -316,7 +316,7 @@ class Module:
         if word in ("os.environ.get", "os.getenv"):
             return self._environment(node, args)
         if of.attr in MAKERS and node.args and isinstance(of.value, ast.Name):
-            return Made(self._kind(node.args[0], names), args[1:], keywords)
+            return CallResult(self._kind(node.args[0], names), args[1:], keywords)
         if word in ("copy.deepcopy", "copy.copy") and args:
             return copied(args[0], lambda: self.budget.spend(str(self.path)), {})
         owner = self.value(of.value, names)
@@ -332,15 +332,15 @@ class Module:
         if isinstance(owner, list):
             self._name(node)
             return unread(node)
-        if isinstance(owner, Made):
+        if isinstance(owner, CallResult):
             if not owner.rests_on and isinstance(of.value, ast.Name | ast.Attribute) and may_change(of.attr):
                 self._name(node)
             rests_on = owner.rests_on if of.attr.startswith(MAKING) else of.attr
-            return self._unfollowed(node, Made(of.attr, [owner, *args], keywords, rests_on))
+            return self._unfollowed(node, CallResult(of.attr, [owner, *args], keywords, rests_on))
         home, function = self._imported(word)
         if home is not None and function is not None:
             return home.called(function, args, keywords)
-        return self._unfollowed(node, Made(word, args, keywords, self._from(word)))
+        return self._unfollowed(node, CallResult(word, args, keywords, self._from(word)))
 
     def _kind(self, node: ast.expr, names: Mapping[str, object]) -> str:
         """What a maker is told to make: `Config(nl.Trainer)`, `Config(PEFT_STR2CLS["lora"])`."""

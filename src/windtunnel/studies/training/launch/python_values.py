@@ -44,7 +44,7 @@ class Unread:
 
 
 @dataclass(slots=True, eq=False)
-class Made:
+class CallResult:
     """What a call makes: the name of what is called, and keywords and attributes as set last."""
 
     kind: str
@@ -55,7 +55,7 @@ class Made:
 
 def is_unread(value: object) -> bool:
     """Whether a value is not known: unread, or what a function gives that is not followed."""
-    return isinstance(value, Unread) or (isinstance(value, Made) and bool(value.rests_on))
+    return isinstance(value, Unread) or (isinstance(value, CallResult) and bool(value.rests_on))
 
 
 def text_of(node: ast.AST) -> str:
@@ -120,8 +120,8 @@ def copied(value: object, spend: Callable[[], None], copies: dict[int, object]) 
     spend()
     if id(value) in copies:
         return copies[id(value)]
-    if isinstance(value, Made):
-        copy = copies[id(value)] = Made(value.kind, rests_on=value.rests_on)
+    if isinstance(value, CallResult):
+        copy = copies[id(value)] = CallResult(value.kind, rests_on=value.rests_on)
         copy.args = [copied(own, spend, copies) for own in value.args]
         copy.values = {name: copied(own, spend, copies) for name, own in value.values.items()}
         return copy

@@ -20,7 +20,7 @@ from windtunnel.files.bytes import read_text
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import catalogued, load_model
 from windtunnel.studies.training.launch import megatron_log, megatron_reading
-from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.job_file import Native
 from windtunnel.studies.training.launch.python_text import (
     BYTES_MOST,
     GIVE,
@@ -28,7 +28,7 @@ from windtunnel.studies.training.launch.python_text import (
     module_of,
     parsed,
 )
-from windtunnel.studies.training.launch.python_values import Made, Unread, is_unread
+from windtunnel.studies.training.launch.python_values import CallResult, Unread, is_unread
 from windtunnel.studies.training.launch.recipe_models import of_class
 
 BRIDGE, NEMO, XTUNER = "Megatron-Bridge", "NeMo 2", "xtuner v1"
@@ -116,11 +116,11 @@ def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
     return Native(native.framework, native.fields, native.model, unknown, native.where, native.sizes)
 
 
-def _make(module: Module, framework: str, recipe: str) -> Made:
+def _make(module: Module, framework: str, recipe: str) -> CallResult:
     """What a recipe of the file makes. Raises SpecError that names those that there are."""
     end = ENDS[framework]
     names = [name for name in module.functions if name.endswith(end) and not name.startswith("_")]
-    top = [name for name, value in module.names.items() if isinstance(value, Made) and _is_job(value)]
+    top = [name for name, value in module.names.items() if isinstance(value, CallResult) and _is_job(value)]
     if not recipe and len(names) + len(top) == 1:
         recipe = (names or top)[0]
     if recipe not in names and recipe not in top:
@@ -132,13 +132,13 @@ def _make(module: Module, framework: str, recipe: str) -> Made:
         configuration = module.names[recipe] if recipe in top else module.called(module.functions[recipe], [], {})
     except RecursionError:
         raise InputFileError(module.path, f"{recipe} is nested too deep to be followed", GIVE) from None
-    if not isinstance(configuration, Made):
+    if not isinstance(configuration, CallResult):
         text = configuration.text if isinstance(configuration, Unread) else type(configuration).__name__
         raise InputFileError(module.path, f"{recipe} gives {text}, no configuration that can be read", GIVE)
     return configuration
 
 
-def _rests_on(configuration: Made, framework: str) -> str:
+def _rests_on(configuration: CallResult, framework: str) -> str:
     """The first function that makes the configuration or a part that carries settings and that is not followed."""
     if configuration.rests_on:
         return configuration.rests_on
@@ -152,26 +152,26 @@ def _rests_on(configuration: Made, framework: str) -> str:
         )
         parts = {str(at): part for at, part in enumerate(above)} | _parts(configuration)
     for word, part in parts.items():
-        if isinstance(part, Made) and part.rests_on and not _is_library(word, part):
+        if isinstance(part, CallResult) and part.rests_on and not _is_library(word, part):
             return part.rests_on
     return ""
 
 
-def _is_library(word: str, part: Made) -> bool:
+def _is_library(word: str, part: CallResult) -> bool:
     """Whether a function that is not followed is of the framework and says by its name what it makes."""
     if word == "optimizer":
         return part.kind.startswith("distributed_")
     return word == "mixed_precision" and bool(PRECISION.search(_precision_name(part)))
 
 
-def _is_job(configuration: Made) -> bool:
+def _is_job(configuration: CallResult) -> bool:
     return {"trainer", "model"} <= configuration.values.keys() or {"model", "train"} <= configuration.values.keys()
 
 
 # ---------------------------------------------------------------------------------------------- Megatron-Core's names
 
 
-def _megatron(configuration: Made, n_gpus: int, where: str) -> Native:
+def _megatron(configuration: CallResult, n_gpus: int, where: str) -> Native:
     settings: dict[str, object] = {}
     parts = _parts(configuration)
     name = _model_name(parts)
@@ -182,11 +182,11 @@ def _megatron(configuration: Made, n_gpus: int, where: str) -> Native:
     settings |= {name: own for name, own in settings_of(parts.get("dataset")).items() if name in BATCHES}
     settings.pop("grad_reduce_in_fp32", None)  # the precision says it
     settings |= formats
-    if isinstance(optimizer, Made) and optimizer.kind.startswith("distributed_"):
+    if isinstance(optimizer, CallResult) and optimizer.kind.startswith("distributed_"):
         settings.setdefault("use_distributed_optimizer", True)
         settings["optimizer"] = "dist_muon" if "muon" in optimizer.kind else "adam"
     for owner in (ddp, optimizer):
-        if isinstance(owner, Made) and owner.values.get("use_distributed_optimizer") is True:
+        if isinstance(owner, CallResult) and owner.values.get("use_distributed_optimizer") is True:
             settings["use_distributed_optimizer"] = True
     settings |= _overlaps(overlap, settings)
     model = load_model(name) if name else None
@@ -213,10 +213,10 @@ def _megatron(configuration: Made, n_gpus: int, where: str) -> Native:
 
 def settings_of(part: object) -> Mapping[str, object]:
     """The attributes of a part; none of what is no object."""
-    return part.values if isinstance(part, Made) else {}
+    return part.values if isinstance(part, CallResult) else {}
 
 
-def _parts(configuration: Made) -> dict[str, object]:
+def _parts(configuration: CallResult) -> dict[str, object]:
     """Parts of a configuration by Megatron-Bridge's names."""
     if "trainer" not in configuration.values:
         return {word: configuration.values.get(word) for word in PARTS}
@@ -224,7 +224,7 @@ def _parts(configuration: Made) -> dict[str, object]:
     strategy = trainer.get("strategy")
     optim = configuration.values.get("optim")
     calls = trainer.get("callbacks")
-    listed = [call for call in calls if isinstance(call, Made)] if isinstance(calls, list) else []
+    listed = [call for call in calls if isinstance(call, CallResult)] if isinstance(calls, list) else []
     plugins = trainer.get("plugins")
     return {
         "model": model.get("config"),
@@ -259,7 +259,7 @@ def _precision(part: object) -> dict[str, object]:
 
 
 def _precision_name(part: object) -> str:
-    if isinstance(part, Made):  # Megatron-Bridge's `get_mixed_precision_config("bf16_mixed")`
+    if isinstance(part, CallResult):  # Megatron-Bridge's `get_mixed_precision_config("bf16_mixed")`
         return (
             _precision_name(part.args[0])
             if part.kind.endswith("get_mixed_precision_config") and part.args
@@ -270,7 +270,7 @@ def _precision_name(part: object) -> str:
 
 def _overlaps(part: object, settings: Mapping[str, object]) -> dict[str, object]:
     """What is exchanged beside computation: as given, else as a communication overlap sets it (`comm_overlap.py`)."""
-    if not isinstance(part, Made):
+    if not isinstance(part, CallResult):
         return {}
     own = {name: value for name, value in part.values.items() if value is not None}
     sharded = settings.get("use_distributed_optimizer") is True
@@ -298,7 +298,7 @@ def _arguments(settings: Mapping[str, object]) -> tuple[dict[str, str], list[str
             arguments[word] = str(value)
         elif isinstance(value, list) and all(isinstance(entry, str) for entry in value):
             arguments[word] = str(value) if value else "None"
-        elif isinstance(value, Made):
+        elif isinstance(value, CallResult):
             odd += [] if IDLE.match(name) or name in PARTS else [f"{name} {value.kind}(...)"]
         elif value is not None:
             odd.append(name)
@@ -306,7 +306,7 @@ def _arguments(settings: Mapping[str, object]) -> tuple[dict[str, str], list[str
 
 
 def _lora(part: object, unknown: list[str]) -> dict[str, object]:
-    if not isinstance(part, Made):
+    if not isinstance(part, CallResult):
         return {}
     kind = str(part.args[0]) if part.args and isinstance(part.args[0], str) else part.kind
     if kind.lower() != "lora":
@@ -329,7 +329,7 @@ def _word(value: object) -> str:
     """A value as the file writes it."""
     if isinstance(value, Unread):
         return value.text
-    return f"{value.kind}(...)" if isinstance(value, Made) else str(value)
+    return f"{value.kind}(...)" if isinstance(value, CallResult) else str(value)
 
 
 def _experts(model: Model) -> int:
@@ -342,26 +342,26 @@ def _experts(model: Model) -> int:
 def _model_name(parts: Mapping[str, object]) -> str:
     """The catalogue's name of the model of a recipe; empty where it is not known."""
     part = parts.get("model")
-    while isinstance(part, Made):
+    while isinstance(part, CallResult):
         first = part.args[0] if part.args else part.values.get("path", part.values.get("hf_path"))
         if isinstance(first, str):
             return catalogued(first)
-        if not isinstance(first, Made):
+        if not isinstance(first, CallResult):
             return of_class(part.kind)
         part = first
     return ""
 
 
 def _kind(part: object) -> str:
-    return part.kind if isinstance(part, Made) else "of this recipe"
+    return part.kind if isinstance(part, CallResult) else "of this recipe"
 
 
 # ------------------------------------------------------------------------------------------------------- xtuner v1
 
 
-def _trainer_config(module: Module) -> Made:
+def _trainer_config(module: Module) -> CallResult:
     configurations = [
-        value for value in module.names.values() if isinstance(value, Made) and value.kind == "TrainerConfig"
+        value for value in module.names.values() if isinstance(value, CallResult) and value.kind == "TrainerConfig"
     ]
     if not configurations:
         remedy = "a configuration of post-training is `windtunnel rl`'s: name the model and give its flags there"
@@ -369,7 +369,7 @@ def _trainer_config(module: Module) -> Made:
     return configurations[-1]
 
 
-def _xtuner(configuration: Made, n_gpus: int, where: str) -> Native:
+def _xtuner(configuration: CallResult, n_gpus: int, where: str) -> Native:
     own, shards = configuration.values, settings_of(configuration.values.get("fsdp_cfg"))
     config = own.get("model_cfg")
     model, unknown = settings_of(config), []
@@ -381,7 +381,7 @@ def _xtuner(configuration: Made, n_gpus: int, where: str) -> Native:
 
     def whole(of: Mapping[str, object], word: str, default: int) -> int:
         value = of.get(word, default)
-        if isinstance(value, Unread | Made):
+        if isinstance(value, Unread | CallResult):
             unknown.append(f"{word} {_word(value)} (taken as {default})")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -427,7 +427,9 @@ def _xtuner(configuration: Made, n_gpus: int, where: str) -> Native:
             unknown.append(f"{part} {_word(own[part])}")
         values = settings_of(own.get(part))
         unknown += [
-            f"{part}.{word} {_word(values[word])}" for word in words if isinstance(values.get(word), Unread | Made)
+            f"{part}.{word} {_word(values[word])}"
+            for word in words
+            if isinstance(values.get(word), Unread | CallResult)
         ]
     unknown += [f"fsdp_cfg.{word}" for word in ("cpu_offload", "fp32_lm_head") if shards.get(word) is True]
     unknown += [f"model_cfg.{word}" for word in ("float8_cfg", "mtp_config") if model.get(word) is not None]

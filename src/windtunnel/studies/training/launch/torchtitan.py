@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.found import PLAIN, Native, Options, with_left_out
+from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_left_out
 from windtunnel.studies.training.schedules import equal_groups
 
 SCHEDULES = {

@@ -20,7 +20,7 @@ from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.studies.training.launch import deepspeed, dialects
-from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.job_file import Native
 from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
 
 Settings = Mapping[str, object]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.found import with_left_out
+from windtunnel.studies.training.launch.job_file import with_left_out
 from windtunnel.studies.training.launch.trainer import BATCH, DEGREES, LENGTH, Settings
 
 STRATEGIES = {2: "shard_grad_op", 3: "full_shard"}
