@@ -39,7 +39,7 @@ from windtunnel.studies.training.lowering.shards.pipelined_shards import (
 from windtunnel.studies.training.lowering.step import LoweredStep
 from windtunnel.studies.training.memory.allocations import Action, Load, Resident, two_steps
 from windtunnel.studies.training.memory.model_state import MOMENT_BYTES, State, state_bytes
-from windtunnel.studies.training.memory.saved_tensors import keeping
+from windtunnel.studies.training.memory.saved_tensors import expands, keeping
 from windtunnel.studies.training.schedules import TRAITS, Kind, Schedule
 
 BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
@@ -134,7 +134,7 @@ def _slack(layout: Layout) -> float:
     """So many times what is allocated is reserved at least."""
     if _exact(layout) or keeping(layout.plan.framework).fsdp2:  # FSDP2 records no streams
         return 1.0
-    return 1.0 + float(memory_document()["slack"]["expandable" if _expandable(layout) else "segments"])
+    return 1.0 + float(memory_document()["slack"]["expandable" if expands(layout.plan) else "segments"])
 
 
 def outside_bytes(layout: Layout) -> int:
@@ -150,12 +150,7 @@ def _exact(layout: Layout) -> bool:
 
 def _headroom(layout: Layout) -> float:
     """0 where the allocator has nothing that it could give back: a CPU's, or one whose segments expand."""
-    return 0.0 if _exact(layout) or _expandable(layout) else float(memory_document()["headroom"])
-
-
-def _expandable(layout: Layout) -> bool:
-    stated = layout.plan.expandable_segments
-    return keeping(layout.plan.framework).expandable if stated is None else stated
+    return 0.0 if _exact(layout) or expands(layout.plan) else float(memory_document()["headroom"])
 
 
 class _Ranks:
@@ -164,7 +159,7 @@ class _Ranks:
     def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> None:
         self.layout, self.pieces, self.schedule = layout, pieces, schedule
         self.keep = keeping(layout.plan.framework)
-        self.expandable = _expandable(layout)
+        self.expandable = expands(layout.plan)
         self.width, self.forward_only = layout.gradient_bytes, layout.plan.task == "forward"
         self.pieces_of = [[pieces[v] for v in row] for row in schedule.virtual_stage]
         self.loads = self._loads_of_actions()
@@ -370,10 +365,9 @@ class _Ranks:
         transient = self._updated(pieces)
         if layout.habits.pure_precision:
             share, made_later = 1.0, state.optimizer / moments
-        if fresh_gradients(layout):  # the passes make them
-            state = replace(state, gradients=0.0)
         first += [int(size) for piece in pieces for size in (piece.whole_bytes, piece.summed_bytes)]
-        first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *self._buckets(pieces)]
+        gradients = 0 if fresh_gradients(layout) else int(state.gradients)  # where fresh, the passes make them
+        first += [gradients, int(state.optimizer * (1.0 - share)), root, *self._buckets(pieces)]
         first += [int(self._buffers(rank)), *self._pools(pieces)]
         return Resident(
             first=tuple(size for size in first if size > 0),

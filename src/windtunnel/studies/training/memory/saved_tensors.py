@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.model.operations import KEPT_BYTES, Operation
+from windtunnel.questions.asked.plan import Plan
 
 INPUT = 0  # slot of a block's input
 READS_NORM = ("qkv", "q", "q_down", "kv_down", "router", "permute", "mlp_up", "shared_up")
@@ -60,6 +61,12 @@ def keeping(framework: str, release: str | None = None) -> Keeping:
     if older is not None and release is not None and release.startswith(tuple(older["names"])):
         fields["loss"] = older
     return Keeping(foreach_releases=tuple(fields.pop("foreach_releases", ())), **fields)
+
+
+def expands(plan: Plan) -> bool:
+    """Whether segments of PyTorch's allocator grow."""
+    stated = plan.expandable_segments
+    return keeping(plan.framework).expandable if stated is None else stated
 
 
 class WeightGradient(NamedTuple):
