@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import hexdigits
@@ -70,7 +71,7 @@ def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
     predict = of_launch_file(question.model, question.cluster, plain_part(question.plan))
     predict = replace(predict, anchor=question.anchor)
     result, advised = answer_at_first(predict, notes)
-    baseline_s = None if question.baseline is None else _baseline(question.baseline, question)
+    baseline_s, of_tokens = (None, "") if question.baseline is None else _baseline(question.baseline, question, result)
     if baseline_s is None and any(name == "slower" for name, _ in rules):
         result = advised()
     best = min(
@@ -79,7 +80,7 @@ def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
         default=None,
     )
     change = None if best is None or baseline_s is not None else _of_file(best, predict, result)
-    wording = "" if best is None else f"with {best.flags}" if change is None else words_of(change.diff)
+    wording = of_tokens if best is None else f"with {best.flags}" if change is None else words_of(change.diff)
     findings = tuple(_finding(name, value, result, baseline_s, best, wording) for name, value in rules)
     peak = result.peak_memory if result.memory else None
     return Checked(
@@ -122,12 +123,18 @@ def _rule(text: str) -> tuple[str, float]:
     return name, share
 
 
-def _baseline(word: str, question: Check) -> float:
-    """A step time, that of a saved run, or what another launch file is predicted to take. Raises UserError."""
+def _baseline(word: str, question: Check, result: Result) -> tuple[float, str]:
+    """A step time, that of a saved run, or what another launch file is predicted to take, for as many tokens as here.
+
+    Beside it words that say so where its own step has others. Raises UserError.
+    """
     path, runs = Path(word), Path(question.runs)
     if path.is_file() and is_native(word):
         before = of_launch_file(ModelPart(base=word), question.cluster, plain_part(question.plan))
-        return answer_at_first(replace(before, anchor=question.anchor))[0].step_time_s
+        other = answer_at_first(replace(before, anchor=question.anchor))[0]
+        share = result.tokens_per_s * result.step_time_s / (other.tokens_per_s * other.step_time_s)
+        is_same = math.isclose(share, 1.0, rel_tol=1e-6)
+        return (other.step_time_s, "") if is_same else (other.step_time_s * share, " for as many tokens")
     paths = sorted(runs.glob(f"{word}*/result.json")) if set(word) <= set(hexdigits) else []
     for place in (path, path / "result.json", *paths):
         if place.is_file():
@@ -135,8 +142,8 @@ def _baseline(word: str, question: Check) -> float:
             step_ns = data.get("step_time_ns") if isinstance(data, dict) else None
             if not isinstance(step_ns, int) or step_ns <= 0:
                 raise UserError(f"{place}: holds no step time; name a run folder or its result.json")
-            return step_ns / 1e9
-    return parse_time(word, "--baseline")
+            return step_ns / 1e9, ""
+    return parse_time(word, "--baseline"), ""
 
 
 def _finding(
@@ -167,7 +174,7 @@ def _slower(value: float, result: Result, baseline_s: float | None, best: Advice
     step = format_time(result.step_time_s)
     if baseline_s is not None:
         change = result.step_time_s / baseline_s - 1.0
-        return Finding(rule, change <= value, f"{step} against {format_time(baseline_s)}: {change:+.1%}")
+        return Finding(rule, change <= value, f"{step} against {format_time(baseline_s)}{words}: {change:+.1%}")
     if best is None:
         return Finding(rule, True, f"{step}: no single change makes it shorter")
     change = result.step_time_s / best.step_time_s - 1.0

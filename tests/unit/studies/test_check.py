@@ -80,6 +80,14 @@ def test_the_launch_file_as_it_was_is_a_baseline(tmp_path: Path) -> None:
     found = checked("slower=5%", **asked)
     assert not found.passed
     assert found.baseline_step_s == checked("oom", model=asked["baseline"], plan={}).step_time_s
+    # On the command line too the one file says nothing of the other.
+    command = ["check", str(asked["model"]), "--cluster", "h100-sxm:16", "--baseline", str(asked["baseline"])]
+    assert main([*command, "--fail-if", "slower=5%"]) == 1
+    half = (tmp_path / "before.sh").read_text().replace("--global-batch-size 64", "--global-batch-size 32")
+    (tmp_path / "half.sh").write_text(half)  # half the batch takes half the time: by the token it is no quicker
+    of_half = checked("slower=5%", model=str(tmp_path / "half.sh"), plan={}, baseline=asked["baseline"])
+    assert of_half.baseline_step_s == pytest.approx(found.baseline_step_s / 2)
+    assert "for as many tokens" in of_half.findings[-1].text
 
 
 @pytest.mark.parametrize("rules", ["slow", "oom=1", "slower", "mfu=x", "step=fast", "memory=95", "slower=5", "mfu=40"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Command, Outputs
+from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
 from windtunnel.faces.cli.output import give, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.check import Check
@@ -36,4 +37,10 @@ def check(
     return 0 if outcome.passed else BROKEN
 
 
-COMMANDS = (Command("check", check, ("report", "full", "json"), reader=plan_below),)
+def _below(command_line: Given) -> Below:
+    """What --plan says below the flags; what the launch file says is its own, and not its baseline's."""
+    below = plan_below(command_line)
+    return below if "plan" in command_line.files else replace(below, parts={})
+
+
+COMMANDS = (Command("check", check, ("report", "full", "json"), reader=_below),)
