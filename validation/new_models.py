@@ -2,8 +2,8 @@
 
     python validation/new_models.py ROWS [--out table.csv]
 
-ROWS: new_models.csv, new_models_training.csv, unseen_2026.csv, unseen_2026_b.csv, accelerators.csv (TPU, Trainium,
-Ascend) or accelerators_serving.csv.
+ROWS: new_models.csv, new_models_training.csv, unseen_2026.csv, unseen_2026_b.csv, unseen_2026_c.csv,
+accelerators.csv (TPU, Trainium, Ascend) or accelerators_serving.csv.
 
 `*_blind.csv` are the tables before any work on these models. Each row is a run as published; an empty cell was not.
 Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the shape of
@@ -56,17 +56,17 @@ def trained(row: dict[str, str], folder: Path) -> tuple[list[tuple[float, float]
     # A compiled graph (column graph) has no host in between.
     for column, names in {"overlap_tp": ("overlap_tp",), "graph": ("cuda_graphs", "full_graph")}.items():
         plan |= dict.fromkeys(names, True) if row.get(column) else {}
-    # Whatever else a plan says (column more), such as `cp=2 overlap_ep=true`.
-    plan |= {
-        key: yaml.safe_load(value) for key, _, value in (one.partition("=") for one in row.get("more", "").split())
-    }
+    # Whatever else a plan says (column more), such as `cp=2 overlap_ep=true`, or a model's shape, `model.layers=2`.
+    more = {key: yaml.safe_load(value) for key, _, value in (one.partition("=") for one in row.get("more", "").split())}
+    shape = {key.removeprefix("model."): more.pop(key) for key in list(more) if key.startswith("model.")}
+    plan |= more
     of_framework = {"framework": row.get("framework") or "megatron"}
     if "Megatron-Bridge" in row["source"]:
         of_framework["release"] = f"bridge-{row['source'].split()[-1][:5]}"
     answer = windtunnel.ask(
         {
             "question": "predict",
-            "model": {"base": config_of(row["model"], folder), "mtp_layers": int(row["mtp"])},
+            "model": {"base": config_of(row["model"], folder), "mtp_layers": int(row["mtp"]), **shape},
             "cluster": row["cluster"],
             "plan": {
                 "precision": row["precision"],

@@ -51,10 +51,19 @@ def dense(**changes: Any) -> Model:
     return transformer(**shape)
 
 
-def experts() -> Model:
+def experts(ffn: int = 2048) -> Model:
     return transformer(
-        hidden=1024, layers=4, heads=16, vocab=32768, ffn=2048, experts=8, topk=2, family="mixtral", kv_heads=4
+        hidden=1024, layers=4, heads=16, vocab=32768, ffn=ffn, experts=8, topk=2, family="mixtral", kv_heads=4
     )
+
+
+def test_per_op_recomputation_keeps_nothing_of_experts() -> None:
+    def saved(ffn: int, recompute: str) -> int:
+        layout = layout_of(experts(ffn), framework="torchtitan", compile=True, recompute=recompute)
+        return pieces_of(layout)[0].passes.saved_bytes
+
+    assert saved(4096, "none") > 1.2 * saved(2048, "none")
+    assert saved(4096, "selective:ops") == saved(2048, "selective:ops") < saved(2048, "none")
 
 
 def balanced(passes: Passes) -> None:

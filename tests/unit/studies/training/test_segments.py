@@ -130,6 +130,9 @@ def test_recomputation_runs_forward_kernels_again() -> None:
     assert again(recompute="selective:core_attention") == {"core_attention"}
     assert again(recompute="selective:norms") >= {"norm_1", "norm_2"}
     assert again(recompute="selective:mlp") == {"mlp_up", "activation", "mlp_down"}
+    per_op = again(model=load_model("mixtral-8x7b"), recompute="selective:ops", framework="torchtitan")
+    assert {"experts_up", "experts_down"} <= per_op
+    assert "core_attention" not in per_op
     assert {"qkv", "core_attention", "mlp_down"} <= again(recompute="full")
     assert "mlp_down" not in again(recompute="full", framework="torchtitan")  # its output is not needed again
     assert not {"head", "embedding"} & again(recompute="full")

@@ -315,8 +315,8 @@ def _backward(build: PassBuilder, block: Block, *, weights: bool) -> None:
 
 
 def _recomputed(op: Operation, parts: frozenset[str]) -> bool:
-    if "ops" in parts:  # per-op policy: matrix products every other time, element-wise always, attention never
-        return op.kind in ("memory", "gemm") and op.part not in ("head", "embedding")
+    if "ops" in parts:  # matrix products every other time, of experts always, element-wise always, attention never
+        return op.kind in ("memory", "gemm", "grouped_gemm") and op.part not in ("head", "embedding")
     if op.part == "core_attention":
         return bool(parts & {"attention", "core_attention"})
     return op.part in parts

@@ -174,8 +174,9 @@ def kept_products(operations: tuple[Operation, ...], compiled: bool) -> dict[str
 
     It keeps every other matrix product of a layer, the first among them, with queries, keys and values, and gate and
     up, in matrices of their own. The last one's nothing reads again: eager keeps it all the same, a compiler does not.
+    Experts' grouped products are another operator (`_grouped_mm`), which its list does not hold: none is kept.
     """
-    linear = [op for op in operations if op.kind in ("gemm", "grouped_gemm") and op.part != "head"]
+    linear = [op for op in operations if op.kind == "gemm" and op.part != "head"]
     shares: dict[str, float] = {}
     count = 0
     for op in linear:
