@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
+from windtunnel.faces.cli.flags import Below, Command, FlagValues, Outputs
 from windtunnel.faces.cli.output import give, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.check import Check
@@ -37,7 +37,7 @@ def check(
     return 0 if outcome.passed else BROKEN
 
 
-def _below(command_line: Given) -> Below:
+def _below(command_line: FlagValues) -> Below:
     """What --plan says below the flags; what the launch file says is its own, and not its baseline's."""
     below = plan_below(command_line)
     return below if "plan" in command_line.files else replace(below, parts={})
