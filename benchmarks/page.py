@@ -180,7 +180,7 @@ def seen(root: Path) -> None:
         for turn in ("first", "again"):
             begun = time.perf_counter()
             page.goto(f"{address}runs")
-            page.wait_for_selector("table.runs")
+            page.wait_for_selector("#rows table")
             page.wait_for_timeout(300)
             took, longest = time.perf_counter() - begun - 0.3, page.evaluate("longest")
             print(f"list of {RUNS} runs, {turn}: {took * 1e3:.0f} ms, longest task {longest:.0f} ms")
