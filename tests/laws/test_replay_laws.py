@@ -13,7 +13,7 @@ from valid_graph import runnable, validate
 
 from windtunnel.errors import ScheduleError
 from windtunnel.physics.engine import Slowdown, Timeline, critical_path, exposed, replay
-from windtunnel.physics.engine.compiled import fixed_kernels, kernels
+from windtunnel.physics.engine.compiled import fixed_kernels, kernels, time_kernels
 from windtunnel.physics.engine.interpreted import Interpreted
 from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
 
@@ -182,8 +182,8 @@ def test_compiled_and_uncompiled_kernels_agree(case: Case) -> None:
     args = (g.kind, g.category, len(g.categories), g.stream, g.stream_rank, g.n_programs)
     times = (timeline.start_ns, timeline.end_ns)
     assert np.array_equal(
-        kernels.split_time(*args, *times, timeline.makespan_ns),
-        kernels.split_time.py_func(*args, *times, timeline.makespan_ns),
+        time_kernels.split_time(*args, *times, timeline.makespan_ns),
+        time_kernels.split_time.py_func(*args, *times, timeline.makespan_ns),
     )
     walk = (g.stream, g.n_streams, g.dep_ptr, g.dep_idx, g.rendezvous, *times)
     assert np.array_equal(fixed_kernels.binding_path(*walk), fixed_kernels.binding_path.py_func(*walk))

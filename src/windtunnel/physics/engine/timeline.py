@@ -45,7 +45,7 @@ def exposed(timeline: Timeline, graph: Graph) -> Exposure:
     then to the lower index. Communication runs from the arrival of its last member, so waiting for others is idle time;
     it is booked under the op that ends the gap: communication before host before compute when several start together.
     """
-    from windtunnel.physics.engine.compiled import kernels
+    from windtunnel.physics.engine.compiled.time_kernels import split_time
 
     total = timeline.makespan_ns
     assert len(timeline.start_ns) == len(timeline.end_ns) == graph.n_ops
@@ -53,7 +53,7 @@ def exposed(timeline: Timeline, graph: Graph) -> Exposure:
     # Compiled code would write outside its result.
     assert int(graph.category.max(initial=0)) < c, "a category without a name"
     assert int(graph.stream_rank.max(initial=0)) < graph.n_programs, "a stream without a program"
-    split = kernels.split_time(
+    split = split_time(
         graph.kind,
         graph.category,
         c,

@@ -54,7 +54,6 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     FREED,
     GIVEN,
     GPUS,
-    GROUP,
     HEAP,
     INTERVAL,
     KIND,
@@ -87,6 +86,7 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     WAKE,
     WINDOW,
 )
+from windtunnel.physics.engine.compiled.fleet.slurm_limits import allowed, count
 from windtunnel.physics.engine.compiled.fleet.slurm_nodes import choose, count_free, fits, future, give_back, set_free
 from windtunnel.physics.engine.compiled.fleet.slurm_reservations import (
     never_held,
@@ -95,28 +95,6 @@ from windtunnel.physics.engine.compiled.fleet.slurm_reservations import (
     reserve,
     skip_to,
 )
-
-
-@njit(cache=True)
-def _allowed(jobs: Array, first: Array, caps: Array, used: Array, job: int) -> bool:
-    """Whether limits let it run now."""
-    group = jobs[GROUP, job]
-    for at in range(first[group], first[group + 1]):
-        counter = caps[at, 0]
-        if caps[at, 1] >= 0 and used[counter, 0] + jobs[GPUS, job] > caps[at, 1]:
-            return False
-        if caps[at, 2] >= 0 and used[counter, 1] >= caps[at, 2]:
-            return False
-    return True
-
-
-@njit(cache=True)
-def _count(jobs: Array, first: Array, caps: Array, used: Array, job: int, sign: int) -> None:
-    """A job counts against its limits, or no longer."""
-    group = jobs[GROUP, job]
-    for at in range(first[group], first[group + 1]):
-        used[caps[at, 0], 0] += sign * jobs[GPUS, job]
-        used[caps[at, 0], 1] += sign
 
 
 @njit(cache=True)
@@ -221,13 +199,13 @@ def _main(
     for at in range(min(many, site[MAIN_DEPTH]) if site[MAIN_DEPTH] else many):
         job = queue[at]
         partition = jobs[PARTITION, job]
-        if stopped[partition] or not _allowed(jobs, first, caps, used, job):
+        if stopped[partition] or not allowed(jobs, first, caps, used, job):
             continue
         units[:] = sets[partition] & left
         if fits(least[0], jobs[GPUS, job], units):
             nodes = choose(free[0], least[0], jobs[GPUS, job], units, sets[ours + SCRATCH], spans)
             _begin(now, jobs, lists, job_nodes, free[0], least[0], spans, job, nodes)
-            _count(jobs, first, caps, used, job, 1)
+            count(jobs, first, caps, used, job, 1)
             continue
         if now[NOW] - jobs[SUBMIT, job] < site[RESERVED_AFTER]:
             continue
@@ -338,7 +316,7 @@ def _backfill(
         if tests >= site[DEPTH] or at > last:
             return
         job = queue[at]
-        if jobs[START, job] >= 0 or not _allowed(jobs, first, caps, used, job):
+        if jobs[START, job] >= 0 or not allowed(jobs, first, caps, used, job):
             continue
         if not _turn(counts, jobs[USER, job], stamp, site[DEPTH_USER]):
             continue
@@ -352,7 +330,7 @@ def _backfill(
             many = reserved_steps
             continue
         _begin(now, jobs, lists, job_nodes, free[0], least[0], spans, job, -(-jobs[GPUS, job] // site[PER_NODE]))
-        _count(jobs, first, caps, used, job, 1)
+        count(jobs, first, caps, used, job, 1)
         last = _last(now, site, jobs, sets, queue, least[0], counts, queued)
 
 
@@ -366,7 +344,7 @@ def _release(
         now[CHANGED] = 1
     for at in range(now[GIVEN]):
         job = lists[ENDED, at]
-        _count(jobs, first, caps, used, job, -1)
+        count(jobs, first, caps, used, job, -1)
         if site[COMPLETES]:
             lists[ENDING, now[COMPLETING]] = job
             lists[FREED, now[COMPLETING]] = now[NOW] + site[COMPLETES]
