@@ -5,7 +5,8 @@
 A series: runs of one source, model, GPU, framework, precision and level. Its anchor is the run on the fewest GPUs; each
 other run is predicted without an anchor, with its factor in full, and by the product's rule. Errors are those of a fit
 without the row's own source (`left_out_rows.csv`), bands those that the product states. Besides, the weight that would
-have been best, found without the judged source.
+have been best, and the share of the band's half width that holds 90 % of the other sources' runs, each found without
+the judged source.
 """
 
 from __future__ import annotations
@@ -58,30 +59,48 @@ def log_error(one: Outcome) -> float:
     return math.log1p(one.error)
 
 
+def filled(outcome: Outcome, left: float) -> float:
+    """What is left of a log error over the half width of the band that the product states on that side."""
+    assert outcome.step_time_s is not None
+    assert outcome.p5_s is not None
+    assert outcome.p95_s is not None
+    side = outcome.step_time_s / outcome.p5_s if left > 0.0 else outcome.p95_s / outcome.step_time_s
+    return abs(left) / math.log(side)
+
+
 def main() -> None:
     tables = [Path(text) for text in sys.argv[1:]]
     rows = defaultdict(list)
     pairs = defaultdict(list)
+    shares = defaultdict(list)
     for anchor, one, usable in series(unseen(tables)):
         regimes = regime_of(anchor), regime_of(one)
         near = nearness(*regimes)
         error, its_own = log_error(one), -log_error(anchor)
         found = carried(its_own, *regimes) if usable else None
-        moved = one if found is None else one.scale(found.factor, is_anchor=False, half_width=found.half_width)
-        rows[near].append((error, error + its_own, log_error(moved), bool(moved.inside_band), bool(one.inside_band)))
+        moved = one if found is None else one.scale(found.factor, is_anchor=False, share=found.share)
+        left = log_error(moved)
+        rows[near].append((error, error + its_own, left, bool(moved.inside_band), bool(one.inside_band)))
+        shares[near].append((one.row.source, filled(one, left)))
         if usable:
             pairs[near].append((one.row.source, -its_own, error))
-    print("nearness      runs   none  in full  rule   in the band, was   best weight without the judged source")
+    print("nearness      runs   none  in full  rule   in the band, was   weight and share without the judged source")
     for near in CLASSES:
         if not rows[near]:
             continue
         none, full, rule, inside, before = (np.array(column, float) for column in zip(*rows[near], strict=True))
         means = [100 * np.mean(np.abs(np.expm1(error))) for error in (none, full, rule)]
         weights = [weight([p for p in pairs[near] if p[0] != source]) for source in sorted({p[0] for p in pairs[near]})]
+        learned = []  # of each source by the others, as a reader of a stranger's cluster has it
+        inside_learned = []
+        for source in sorted({name for name, _ in shares[near]}):
+            learned.append(float(np.quantile([value for name, value in shares[near] if name != source], 0.9)))
+            inside_learned += [value <= learned[-1] for name, value in shares[near] if name == source]
         shown = "  ".join(f"{mean:5.1f} %" for mean in means)
         print(
             f"{near:13s} {len(none):4d} {shown}   {100 * inside.mean():3.0f} %, {100 * before.mean():3.0f} %"
             f"           {min(weights, default=0):.2f} to {max(weights, default=0):.2f}"
+            f"           {min(learned):.2f} to {max(learned):.2f}, which hold {100 * np.mean(inside_learned):3.0f} %"
         )
 
 

@@ -42,7 +42,7 @@ def _moved(outcome: Outcome, anchor: tuple[float, Outcome] | None) -> Outcome:
     if other.full or other.status != "ok":
         return outcome
     shift = carried(log_factor, regime_of(other), regime_of(outcome))
-    return outcome.scale(shift.factor, is_anchor=False, half_width=shift.half_width)
+    return outcome.scale(shift.factor, is_anchor=False, share=shift.share)
 
 
 def regime_of(outcome: Outcome) -> Regime:

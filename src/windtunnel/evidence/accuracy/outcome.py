@@ -102,21 +102,19 @@ class Outcome:
             return None
         return self.p5_s <= low and high <= self.p95_s
 
-    def scale(self, factor: float, *, is_anchor: bool, half_width: float | None = None) -> Outcome:
+    def scale(self, factor: float, *, is_anchor: bool, share: float = 1.0) -> Outcome:
         """The same outcome with its times multiplied by an anchor's factor.
 
-        `half_width`: of the log of the step, where the band becomes narrower.
+        `share`: of the band's log half widths that is left.
         """
         if self.step_time_s is None or self.p5_s is None or self.p95_s is None:
             return self
         low, high = self.p5_s / self.step_time_s, self.p95_s / self.step_time_s
-        if half_width is not None:
-            low, high = max(low, math.exp(-half_width)), min(high, math.exp(half_width))
         return replace(
             self,
             step_time_s=self.step_time_s * factor,
-            p5_s=self.step_time_s * factor * low,
-            p95_s=self.step_time_s * factor * high,
+            p5_s=self.step_time_s * factor * low**share,
+            p95_s=self.step_time_s * factor * high**share,
             anchor_factor=factor,
             is_anchor=is_anchor,
         )

@@ -2,16 +2,16 @@
 
     f                  measured / predicted of the anchor, predicted anew by this release
     factor             f^w, w by nearness
-    band               of the same plan exp(+-(HALF_WIDTH + WIDER |log f|)), never wider than without an anchor; else as
-                       without one, moved by the factor
+    band               moved by the factor, its log half widths multiplied by SHARES of the nearness: the 90 % quantile
+                       of (error that is left) / (half width) over runs whose source the fit has not seen
 
     nearness           the same plan at another scale; the same degrees with another batch, length or recomputation;
                        another layout; and 0 for another GPU, model, framework or precision: a factor belongs to a
                        regime, not to a site
 
-Weights as `validation/anchoring.py` finds them on published runs, predicted by a fit without their own source: mean
-errors of the same plan fall from 5.0 to 2.3 % (176 runs; of 2026, 20 runs, from 29 to 6.5 %), those of other plans
-change by at most .2 points. Carried in full, a factor makes other plans worse (4.8 to 12 %).
+Weights and shares as `validation/anchoring.py` finds them on published runs, predicted by a fit without their own
+source: mean errors of the same plan fall from 5.1 to 2.5 % (216 runs), those of other plans change by -.4 and +.2
+points. Carried in full, a factor makes other plans worse (5.4 to 10.2 %).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from windtunnel.units import format_percent, format_time, parse_number, parse_ti
 
 SAME, BATCH, LAYOUT, OTHER = "same plan", "same layout", "other layout", "other job"
 WEIGHTS = {SAME: 0.9, BATCH: 0.25, LAYOUT: 0.25, OTHER: 0.0}
-HALF_WIDTH, WIDER = 0.085, 0.1  # of the log of a step, in the same plan
+SHARES = {SAME: 0.37, BATCH: 0.77, LAYOUT: 0.62, OTHER: 1.0}  # `validation/anchoring.py`, both tables
 ONE_NODE = 8  # GPUs: beyond them one GPU says nothing
 FULL, HOST_BOUND, UNSTEADY, FEW_LINES = 0.95, 0.15, 0.10, 5
 LAYOUT_FIELDS = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "schedule", "zero_stage")
@@ -64,10 +64,10 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What an anchor does. `half_width`: of the log of the step; None: the band is as wide as before."""
+    """What an anchor does. `share`: of the band's log half widths that are left."""
 
     factor: float
-    half_width: float | None
+    share: float = 1.0
 
 
 def nearness(anchor: Regime, regime: Regime) -> str:
@@ -83,11 +83,10 @@ def carried(log_factor: float, anchor: Regime, regime: Regime) -> Carried:
     """The factor that one run gives another."""
     near = nearness(anchor, regime)
     if anchor == regime:
-        return Carried(math.exp(log_factor), HALF_WIDTH)
+        return Carried(math.exp(log_factor), SHARES[SAME])
     if anchor.n_gpus == 1 and regime.n_gpus > ONE_NODE:
-        return Carried(1.0, None)
-    width = HALF_WIDTH + WIDER * abs(log_factor) if near == SAME else None
-    return Carried(math.exp(WEIGHTS[near] * log_factor), width)
+        return Carried(1.0)
+    return Carried(math.exp(WEIGHTS[near] * log_factor), SHARES[near])
 
 
 def regime_of(result: Result) -> Regime:
@@ -173,9 +172,7 @@ def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
     log_factor = sum(anchor.log_factor for anchor in chosen) / len(chosen)
     carry = carried(log_factor, regime_of(chosen[0].predicted), regime)
     low, high = result.step_time_p5_ns / result.step_time_ns, result.step_time_p95_ns / result.step_time_ns
-    if carry.half_width is not None:
-        low, high = max(low, math.exp(-carry.half_width)), min(high, math.exp(carry.half_width))
-    moved = _scaled(result, carry.factor, low, high)
+    moved = _scaled(result, carry.factor, low**carry.share, high**carry.share)
     bands = [
         f"{format_time(prediction.step_time_p5_ns / 1e9)} to {format_time(prediction.step_time_p95_ns / 1e9)}"
         for prediction in (moved, result)
