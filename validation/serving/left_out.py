@@ -19,11 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.evidence.accuracy.serving.runs import drafting_told
-
 from windtunnel.evidence.accuracy.serving import launches, mlperf, predict, recipes
 from windtunnel.evidence.accuracy.serving.recipes import taken_by, when
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, read_rows
+from windtunnel.evidence.accuracy.serving.run import drafting_told
 from windtunnel.physics.hardware.gpu import Gpu
 from windtunnel.studies.serving.engines.profile import Profile
 

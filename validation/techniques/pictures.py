@@ -25,7 +25,7 @@ import predicted_and_run as both
 from lanes import Bar, lanes_svg
 from slow_link import reason, slow_link
 
-from windtunnel.studies.techniques.flat import Played, Task
+from windtunnel.studies.techniques.flat import Task, Timeline
 from windtunnel.studies.techniques.offload.window import LayerTimes, timeline
 
 # technique -> (page, arguments as in predicted_and_run)
@@ -168,7 +168,7 @@ def predicted(name: str, lines: dict[str, both.Line], arguments: tuple, run: dic
     played: list[list[Bar]] = []
     keep = both.play
 
-    def kept(tasks, lanes) -> Played:
+    def kept(tasks, lanes) -> Timeline:
         answer = keep(tasks, lanes)
         played.append(drawn(tasks, answer))
         return answer
@@ -181,7 +181,7 @@ def predicted(name: str, lines: dict[str, both.Line], arguments: tuple, run: dic
     return played
 
 
-def drawn(tasks: list[Task] | tuple[Task, ...], played: Played) -> list[Bar]:
+def drawn(tasks: list[Task] | tuple[Task, ...], played: Timeline) -> list[Bar]:
     kinds = {"exchange": "gather", "norms": "reduce", "chunks": "reduce"}
     found = []
     for number, task in enumerate(tasks):
