@@ -60,6 +60,7 @@ def load_model(spec: str | Path | Mapping[str, object]) -> Model:
 def catalogued(name: str) -> str:
     """The catalogue's name of a model or path, without what training added to it; "" where it has none."""
     word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("nvidia-")
+    word = re.sub(r"^llama(?=\d)", "llama-", word)  # as Primus and others write it: llama3.1_8B
     while word:
         try:
             return load_model(word).name

@@ -69,7 +69,8 @@ def _extended(folder: Path, name: str, depth: int) -> dict[str, object]:
     """What a model's file says, on what it extends."""
     path, settings = folder / Path(name).name, dict[str, object]()
     document = read_mapping(path, REMEDY) if path.is_file() and depth else {}
-    for base in document.pop("extends", None) or ():
+    bases = document.pop("extends", None) or ()
+    for base in [bases] if isinstance(bases, str) else bases:
         settings |= _extended(folder, str(base), depth - 1)
     return settings | _settings(document)
 

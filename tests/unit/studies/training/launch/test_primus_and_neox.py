@@ -71,6 +71,11 @@ def test_primus_is_megatrons_variables(tmp_path: Path) -> None:
     assert patch(str(path), ({"tp": 2}, 8), ({"tp": 4}, 4), 64, "qwen2.5-7b") == ""  # it is read alone
 
 
+def test_primus_names_of_llama(tmp_path: Path) -> None:
+    for name, own in (("llama3.1_8B", "llama-3.1-8b"), ("llama2_70B", "llama-2-70b"), ("llama3_8B", "llama-3-8b")):
+        assert read_native(primus(tmp_path, "megatron", name, "global_batch_size: 8"), 8).model == own
+
+
 def test_primus_reads_the_model_of_its_checkout(tmp_path: Path) -> None:
     models = "primus/configs/models/megatron"
     written(
@@ -81,6 +86,10 @@ def test_primus_reads_the_model_of_its_checkout(tmp_path: Path) -> None:
     native = read_native(primus(tmp_path, "megatron", "ours", "num_layers: 8", name="examples/a/job.yaml"), 8)
     assert isinstance(native.model, dict)
     assert (native.model["layers"], native.model["ffn"], native.model["gated"]) == (8, 4096, True)
+    written(tmp_path, f"extends: base.yaml\n{sizes}", f"{models}/alone.yaml")  # one base, no list
+    alone = read_native(primus(tmp_path, "megatron", "alone", name="examples/a/alone.yaml"), 8).model
+    assert isinstance(alone, dict)
+    assert alone["layers"] == 24
     written(tmp_path, f"extends: [ours.yaml]\nnum_experts: 4\nmoe_layer_freq: 2\n{sizes}", f"{models}/mixed.yaml")
     assert read_native(primus(tmp_path, "megatron", "mixed", name="examples/a/mixed.yaml"), 8).model is None
 
