@@ -34,7 +34,7 @@ ARGUMENTS_BYTES_MOST = 256 << 10  # shlex takes them letter by letter
 LOG_BYTES_MOST = 512 * MIB
 LOGS = (".log", ".out", ".txt")
 ARGUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt", ".py", ".log", ".out")
-ALLOCATOR = re.compile(r"(?m)^[^#\n]*PYTORCH_(?:CUDA_)?ALLOC_CONF=\S*expandable_segments:(True|False)")
+ALLOCATOR = re.compile(r"(?m)^[^#\n]*PYTORCH_(?:CUDA_)?ALLOC_CONF\W[^#\n]*?expandable_segments: *(True|False)")
 SUFFIXES = (".toml", ".json", *ARGUMENTS)
 
 

@@ -343,6 +343,7 @@ def test_a_script_says_how_the_allocator_is_set_up(tmp_path: Path) -> None:
     for before, said in (
         ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n", {"expandable_segments": True}),
         ('PYTORCH_ALLOC_CONF="max_split_size_mb:64,expandable_segments:False" ', {"expandable_segments": False}),
+        ('PYTORCH_ALLOC_CONF="max_split_size_mb:64, expandable_segments:True" ', {"expandable_segments": True}),
         ("# PYTORCH_ALLOC_CONF=expandable_segments:True\n", {}),
         ("", {}),
     ):
