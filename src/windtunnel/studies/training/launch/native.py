@@ -66,7 +66,9 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
     suffix, where = Path(file).suffix.lower(), str(path)
     if suffix == ".py":
         is_recipe = recipe or recipes.framework_of(file)
-        return recipes.read(file, recipe, n_gpus) if is_recipe else trainer.read(path, n_gpus)
+        if is_recipe:
+            return recipes.read(file, recipe, n_gpus)
+        return _with_segments(trainer.read(path, n_gpus), read_text(path, PLAN))
     if suffix in (".yaml", ".yml"):
         stated = read_mapping(path, PLAN)
         if trainer.settings_of(path) is not None:  # axolotl's has `fsdp_config` as Accelerate's does
@@ -89,5 +91,10 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
     text = read_text(path, PLAN, ARGUMENTS_BYTES_MOST)
     of_trainer = trainer.settings_of(path) is not None
     native = trainer.read(path, n_gpus) if of_trainer else megatron_reading.read(text, n_gpus, where)
+    return _with_segments(native, text)
+
+
+def _with_segments(native: Native, text: str) -> Native:
+    """A job, and whether its script says that the allocator's segments grow."""
     grows = ALLOCATOR.search(text)
     return replace(native, fields={**native.fields, "expandable_segments": grows[1] == "True"}) if grows else native

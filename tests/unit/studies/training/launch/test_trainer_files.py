@@ -350,3 +350,7 @@ def test_a_script_says_how_the_allocator_is_set_up(tmp_path: Path) -> None:
         path.write_text(before + LINE.replace("--deepspeed ds.json ", ""))
         fields = read_native(path, 8).fields
         assert {name: value for name, value in fields.items() if name == "expandable_segments"} == said
+    script = tmp_path / "train.py"
+    batch = "TrainingArguments(output_dir='o', per_device_train_batch_size=2, bf16=True)"
+    script.write_text(f'import os\nos.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"\nargs = {batch}\n')
+    assert read_native(script, 8).fields["expandable_segments"] is True
