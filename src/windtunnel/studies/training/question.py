@@ -167,7 +167,9 @@ def _native_model(native: Native) -> Model:
         raise SpecError("model", None, f"{text}: name one, and give this file as --plan", native.where)
     sizes = dict(native.model)
     if sizes.get("vocab") is None:
-        raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
+        remedy = "the tokenizer says it: add it to the file, or name the model and give this file as --plan"
+        option = "padded_vocab_size" if native.framework == "deepspeed" else "--vocab-size"
+        raise SpecError(option, None, remedy, native.where)
     length = native.fields.get("seq_len")
     model = transformer(**sizes, max_sequence_length=length if isinstance(length, int) else 4096)
     return replace(model, name=f"{format_count(model.parameters)} of {Path(native.where).name}")

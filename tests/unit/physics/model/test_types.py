@@ -59,6 +59,14 @@ def test_another_name_of_a_field_is_that_field(kind: str) -> None:
             if name not in config:
                 renamed = read_config({name if key == field else key: value for key, value in config.items()})
                 assert (renamed.layers, renamed.parameters) == (model.layers, model.parameters), name
+                both = read_config({**config, name: config[field]})
+                assert (both.layers, both.parameters) == (model.layers, model.parameters), name
+
+
+def test_two_names_of_a_field_that_contradict_are_refused() -> None:
+    config = DERIVED["deepseek_v3"]["config"]
+    with pytest.raises(SpecError, match="num_local_experts"):
+        read_config({**config, "num_local_experts": 2 * config["n_routed_experts"]})
 
 
 def test_layers_without_a_mixer_or_a_feed_forward_or_both() -> None:

@@ -34,6 +34,21 @@ def test_assigning_data_takes_the_device_along() -> None:
         assert (parameter @ torch.randn(4, 4, device="cuda")).device.index == 2
 
 
+def test_a_program_does_not_recognise_fakes() -> None:
+    """transformers 5 asks so, and goes another way through a model that it takes for traced."""
+    real = torch._subclasses.FakeTensor
+    with fake_tensors("cpu"):
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        ones = torch.ones(2)
+        assert not isinstance(ones, torch._subclasses.FakeTensor)
+        assert not isinstance(ones, FakeTensor)
+        assert isinstance(ones, real)
+        assert torch.nn.functional.conv1d(torch.ones(1, 1, 8), torch.ones(1, 1, 3)).shape == (1, 1, 6)
+        assert pickle.loads(pickle.dumps(ones)).shape == (2,)
+    assert torch._subclasses.FakeTensor is torch._subclasses.fake_tensor.FakeTensor is real
+
+
 @needs_no_gpu
 def test_what_is_set_on_a_parameter_stays_when_its_module_moves() -> None:
     """Megatron-LM marks shared, sharded and experts' parameters so, and asks before it sums their norms."""

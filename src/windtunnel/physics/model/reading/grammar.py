@@ -139,7 +139,9 @@ class _Reading:
 
     def _given(self, name: str) -> list[str]:
         own = [key for key in dict.fromkeys((name, self.aliases.get(name, name))) if self.fields.has(key)]
-        return own or [key for key in self.other_names.get(name, ()) if self.fields.has(key)]
+        others = [key for key in self.other_names.get(name, ()) if self.fields.has(key)]
+        # Beside its own name another may be a field of its own; where it says the same, nothing is left out.
+        return own + [key for key in others if not own or self.fields.raw(key) == self.fields.raw(own[0])]
 
     def field(self, name: str, i: int) -> object:
         """A field of the config, or what its absence means."""

@@ -1,7 +1,8 @@
 """GPT-NeoX's YAML (`megatron/neox_arguments`, May 2026): DeepSpeed's keys, with degrees and the model beside them.
 
 Of several files that a job is launched with one is read. Sizes are those of `megatron/model/transformer.py`: what
-`intermediate_size` says of a gated MLP is three times the width of one of its products.
+`intermediate_size` says of a gated MLP is three times the width of one of its products. With `gpt_j_residual` attention
+and MLP stand side by side (20B.yml with its vocabulary has as many parameters as the published GPT-NeoX-20B).
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ OF_DEEPSPEED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "fp16",
     "bf16", "optimizer", "data_types",
 )  # fmt: skip
-SIZES = {"num_layers": "layers", "hidden_size": "hidden", "num_attention_heads": "heads", "num_kv_heads": "kv_heads"}
+SIZES = {
+    "num_layers": "layers", "hidden_size": "hidden", "num_attention_heads": "heads", "num_kv_heads": "kv_heads",
+    "padded_vocab_size": "vocab",
+}  # fmt: skip
 GATED = ("geglu", "reglu", "swiglu", "bilinear", "glu")
 NO_EFFECT = (
     "account", "attention_dropout", "attention_softmax", "bf16.", "bias_", "char_level", "checkpoint_factor",
     "checkpoint_scale", "checkpoint_validation", "comet", "contiguous_checkpointing", "conversion", "data_",
-    "deepspeed", "dist", "do_", "eod", "eval", "exit", "extra_save", "finetune", "fp16.fp16", "gpt_j_residual", "git_",
+    "deepspeed", "dist", "do_", "eod", "eval", "exit", "extra_save", "finetune", "fp16.fp16", "git_",
     "gradient_clip", "hidden_dropout", "hostfile", "include", "init_", "iteration", "keep_last", "label_data",
     "launch", "layernorm", "load", "log", "lr_", "make_vocab", "master", "max_position", "merge_file", "min_", "mmap",
-    "monitor", "norm", "num_workers", "output_layer", "override", "partition_activations", "pipe_partition", "pos_emb",
+    "monitor", "norm", "num_workers", "output_layer", "override", "pipe_partition", "pos_emb",
     "print", "profile", "rms_norm", "rope_", "rotary", "s3_", "save", "scaled_", "seed", "slurm", "split", "steps_per",
     "synchronize_each", "tensorboard", "test_data", "text_gen", "tokenizer", "train_data", "train_iters", "use_",
     "user_script", "valid", "vocab_file", "wall_", "wandb", "warmup", "weight_", "zero_optimization.load_from",
-    "zero_optimization.cpu_offload",
 )  # fmt: skip
 
 
@@ -50,7 +53,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
         config |= {"bf16": {"enabled": True}, "fp16": {"enabled": False}}
     elif "fp16" in kinds:
         config["fp16"] = {"enabled": True}
-    native = deepspeed.read(config, n_gpus, where)
+    native = deepspeed.read(_offload_by_device(config, where), n_gpus, where)
     fields = {**native.fields, "sequence_parallel": options.flag("sequence_parallel")}
     fields["recompute"] = "full" if options.flag("checkpoint_activations") else "none"
     if "global_batch" not in fields:  # the rest is in another file of the same launch
@@ -58,6 +61,8 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     if (length := options.whole("seq_length")) is not None:
         fields["seq_len"] = length
     options.left |= {name for name in ("checkpoint_num_layers", "moe_num_experts") if options.count(name, 1) > 1}
+    if options.flag("partition_activations"):
+        options.left.add("partition_activations")
     if set(re.findall(r"'(\w+)'", str(options.take("attention_config")))) - {"flash", "global"}:
         options.left.add("attention_config")
     model = _model(options)  # but for a mixture or a mixer that is not read
@@ -66,14 +71,26 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     return Native("deepspeed", fields, model, unknown, where)
 
 
+def _offload_by_device(config: dict[str, object], where: str) -> dict[str, object]:
+    """The switch `cpu_offload` as what took its place in DeepSpeed."""
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, Mapping) or "cpu_offload" not in zero:
+        return config
+    own = {name: value for name, value in zero.items() if name != "cpu_offload"}
+    if Options.of(config, where).flag("zero_optimization.cpu_offload"):
+        own.setdefault("offload_optimizer", {"device": "cpu"})
+    return {**config, "zero_optimization": own}
+
+
 def _model(options: Options) -> dict[str, object] | None:
     sizes = {own: options.whole(name) for name, own in SIZES.items()}
     gated, multiple = str(options.take("activation", "gelu")) in GATED, options.count("mlp_multiple_of", 1)
     width, tied = options.whole("intermediate_size"), not options.flag("no_weight_tying")
+    parallel = options.flag("gpt_j_residual")
     if sizes["layers"] is None or sizes["hidden"] is None or sizes["heads"] is None:
         return None
     width = width or 4 * sizes["hidden"]
     width = int(width * 2 / 3) // 2 if gated else width
-    family = "llama" if options.leaves.get("norm") == "rmsnorm" else "gpt"
+    family = "llama" if options.leaves.get("norm") == "rmsnorm" else "gpt-neox" if parallel else "gpt"
     rounded = -(-width // multiple) * multiple
-    return {**sizes, "ffn": rounded, "gated": gated, "family": family, "tied_embeddings": tied, "vocab": None}
+    return {**sizes, "ffn": rounded, "gated": gated, "family": family, "tied_embeddings": tied}

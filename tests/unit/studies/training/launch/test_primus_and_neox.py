@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputFileError
+from windtunnel.physics.model import load_model, transformer
 from windtunnel.studies.training.launch import is_native, read_native
 from windtunnel.studies.training.launch.patch import patch
 
@@ -118,3 +119,28 @@ def test_neox_names_what_it_has_no_model_for(tmp_path: Path) -> None:
     assert mixture.unknown == ("moe_num_experts",)
     bare = NEOX.replace('"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8,', "")
     assert set(read_native(written(tmp_path, bare), 64).fields) == {"framework", "tp", "pp", "cp", "seq_len"}
+
+
+def test_neox_offloads_by_its_own_switch_and_names_what_it_keeps_apart(tmp_path: Path) -> None:
+    plain = read_native(written(tmp_path, NEOX), 64)
+    assert "offload_optimizer" not in plain.fields
+    text = NEOX.replace('"cpu_offload": False', '"cpu_offload": True')
+    native = read_native(
+        written(tmp_path, text.replace('"train_iters"', '"partition_activations": true, "train_iters"')), 64
+    )
+    assert native.fields["offload_optimizer"] == 1.0
+    assert native.unknown == ("partition_activations",)
+
+
+def test_neox_with_attention_and_mlp_side_by_side_is_the_published_20b(tmp_path: Path) -> None:
+    sizes = (
+        '"num_layers": 44, "hidden_size": 6144, "num_attention_heads": 64, "seq_length": 2048, "gpt_j_residual": true'
+    )
+    degrees = '"pipe-parallel-size": 4, "model-parallel-size": 2'
+    text = f'{{{degrees}, {sizes}, "no-weight-tying": true, "padded_vocab_size": 50432}}'
+    native = read_native(written(tmp_path, text), 96)
+    assert isinstance(native.model, dict)
+    model, published = transformer(**native.model), load_model("gpt-neox-20b")
+    assert model.parameters == published.parameters
+    assert model.layers[0].parallel_block
+    assert native.unknown == ()
