@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from windtunnel.faces.report.draw.page import page_of
+from windtunnel.views import Column, Document, Table
+
 pytest.importorskip("starlette")
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -217,3 +220,11 @@ def test_keys_reach_every_page(page: Any, address: str) -> None:
     page.wait_for_url("**/runs")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "search"
+
+
+def test_a_column_of_dates_sorts_by_the_day(page: Any) -> None:
+    days = ["2026-11-30 04:28", "2026-02-03 10:00", "2025-12-31 09:00", "2026-10-01 00:00"]
+    table = Table("Runs", [Column("run"), Column("saved"), Column("step", "s")], [("a", day, 1.0) for day in days])
+    page.set_content(page_of(Document("runs", "Runs", [table])))
+    page.get_by_role("button", name="saved", exact=True).click()
+    assert page.locator("tbody tr td:nth-child(2)").all_text_contents() == sorted(days)

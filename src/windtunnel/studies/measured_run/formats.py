@@ -334,9 +334,10 @@ FORMATS = (
     ),
     _format(
         "training loop",
-        r"(?i)\b(?:batch|step|iter(?:ation)?)[:= ]*\[?\d+.*\b(?:speed|throughput|rate)[:=] *[\d.]+ samples/s",
+        r"(?i)\b(?:batch|step|iter(?:ation)?)[:= ]*\[?\d+.*\b(?:speed|throughput|rate)[:=] *[\d.,]+ samples/s",
         number=(r"(?i)\b(?:batch|step|iter(?:ation)?)[:= ]*\[?#", 1.0),
-        samples_per_s=(r"(?i)\b(?:speed|throughput|rate)[:=] *# samples/s", 1.0),
+        # Of the job: not of a GPU.
+        samples_per_s=(r"(?i)\b(?:speed|throughput|rate)[:=] *# samples/s(?:ec(?:ond)?)?\b(?!/| per )", 1.0),
     ),
     _format(
         "progress bar",

@@ -220,11 +220,12 @@ def _seconds(records: Iterable[Record], form: str) -> float:
 
 
 def _is_of_several_steps(records: Iterable[Record]) -> bool:
-    """Whether a time that no name says to be a step's stands on lines that are not one step apart."""
+    """Whether a time that no name says to be a step's stands on lines that are mostly not one step apart."""
     numbers = [
         record.step.number for record in records if "unnamed" in record.values and record.step.number is not None
     ]
-    return any(b - a > 1 for a, b in pairwise(numbers))
+    gaps = [b - a for a, b in pairwise(numbers) if b > a]  # ranks print the same step, a run goes on from a checkpoint
+    return bool(gaps) and median(gaps) > 1
 
 
 def _rises(times: Sequence[float]) -> bool:

@@ -83,6 +83,8 @@ def test_a_time_without_a_name_is_a_steps_only_where_each_step_is_printed(tmp_pa
     line = "Step {}, Loss: 1.2, Time: 700.0ms\n"
     each = read_run([written(tmp_path, "a.log", "".join(line.format(at) for at in range(9)))])
     assert steady_of(each).seconds == pytest.approx(0.7)
+    gap = read_run([written(tmp_path, "g.log", "".join(line.format(at) for at in range(9) if at != 4))])
+    assert steady_of(gap).seconds == pytest.approx(0.7)  # a line that is missing is no other form
     tenth = read_run([written(tmp_path, "b.log", "".join(line.format(10 * at) for at in range(9)))])
     assert tenth.steps == ()
     assert "one of them or of all" in tenth.not_understood[-1]

@@ -459,7 +459,7 @@
     if (table.tBodies.length !== 1 || body.rows.length < 4 || !table.tHead) return;
     const amount = (text) => {
       const found = /^([+\u2212-]?)\$?([\d,.]+)\s*(\S*)/.exec(text);
-      if (!found) return null;
+      if (!found || /^\d+-\d\d-\d\d/.test(text)) return null;  // a date sorts as text
       const units = { ...Object.fromEntries(TIMES.map(([size, name]) => [name, size])), KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
       return (found[1] && found[1] !== "+" ? -1 : 1) * Number(found[2].replaceAll(",", "")) * (units[found[3]] || 1);
     };
