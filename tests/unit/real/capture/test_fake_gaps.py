@@ -312,6 +312,18 @@ def test_a_pickled_tensor_comes_back_with_its_shape_and_its_number() -> None:
         assert int(number) == 7
 
 
+def test_a_pickle_of_real_tensors_is_on_their_device() -> None:
+    """A data set that was kept in a file: batches that are put together of it are recorded."""
+    kept = pickle.dumps([torch.arange(6).view(2, 3), nn.Parameter(torch.ones(2)), torch.ones(3, dtype=torch.bool)])
+    with fake_tensors("cpu"), Recorder(0, 1, device="cpu") as recorder:
+        numbers, parameter, flags = pickle.loads(kept)
+        assert [t.device.type for t in (numbers, parameter, flags)] == ["cpu"] * 3
+        assert isinstance(parameter, nn.Parameter)
+        padded = nn.utils.rnn.pad_sequence([numbers[0], numbers[1]], batch_first=True)
+        assert (padded.shape, padded.dtype) == ((2, 3), torch.int64)
+    assert [row[0] for row in recorder.rows.rows] == ["aten.full", "aten.copy_", "aten.copy_"]
+
+
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
 def test_ddp_that_looks_for_unused_parameters_steps(option: str) -> None:
     with rank_of(4, 1, fake="cuda") as world, Recorder(1, 4, world) as recorder:
