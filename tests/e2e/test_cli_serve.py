@@ -191,6 +191,20 @@ def test_validate_answers_every_row_of_a_table_of_deployments(
     assert "unheard-of" in lines[2]["reason"]
 
 
+def test_a_rate_that_a_client_prints_is_of_its_whole_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    columns = "id,source,model,gpu,engine,engine_version,isl,osl,concurrency,tp,prompts_per_slot,length_ratio"
+    question = "x,Qwen/Qwen3-32B,h100_sxm,vllm,0.12.0,1024,128,16,2,4,0.001"
+    rates = {}
+    for name in ("d_output_tokens_per_s", "output_tokens_per_s"):
+        table, rows = tmp_path / f"{name}.csv", tmp_path / f"{name}-rows.csv"
+        table.write_text(f"{columns},{name}\na,{question},500\n")
+        found = _json(capsys, "validate", str(table), "--rows", str(rows), "--workers", "1")
+        with open(rows, newline="") as file:
+            rates[name] = float(next(csv.DictReader(file))["output_tokens_per_s"])
+        assert found["overall"]["tokens_mean"] == pytest.approx(abs(rates[name] / 500 - 1), abs=1e-4)
+    assert rates["output_tokens_per_s"] < 0.9 * rates["d_output_tokens_per_s"]  # slots fall empty at the end
+
+
 def test_cells_that_say_nan_are_empty_and_infinite_ones_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_more_standbys_never_lose_progress(name: str) -> None:
 def test_the_curve_over_scales_goes_through_the_job_itself(kept: int) -> None:
     for entry in survive(asked(policies=tuple(POLICIES), standbys=kept, seeds=1)).entries:
         assert dict(entry.scale_curve)[1024] == pytest.approx(entry.ettr_exact, rel=1e-12), entry.policy
+        assert [gpus for gpus, _ in entry.scale_curve] == [1024 * 2**power for power in range(8)]
 
 
 def test_the_interval_has_an_optimum_and_both_sides_are_worse() -> None:

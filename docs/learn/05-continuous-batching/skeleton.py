@@ -64,7 +64,9 @@ def plan(running: Sequence[Request], waiting: Sequence[Request], free: int, rule
 
 
 def serve(requests: Sequence[Request], rules: Rules, step_ns: Callable[[int], int]) -> int:
-    """Serve all requests, in the order of their arrivals, and stamp them. Returns the number of steps.
+    """Serve all requests, which come in the order of their arrivals, and stamp them. Returns the number of steps.
+
+    Each time that a sequence is preempted its request counts one of `preemptions`.
 
     step_ns: How long a step with so many new tokens takes.
     """

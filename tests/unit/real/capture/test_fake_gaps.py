@@ -34,6 +34,21 @@ def test_assigning_data_takes_the_device_along() -> None:
         assert (parameter @ torch.randn(4, 4, device="cuda")).device.index == 2
 
 
+def test_a_program_does_not_recognise_fakes() -> None:
+    """transformers 5 asks so, and goes another way through a model that it takes for traced."""
+    real = torch._subclasses.FakeTensor
+    with fake_tensors("cpu"):
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        ones = torch.ones(2)
+        assert not isinstance(ones, torch._subclasses.FakeTensor)
+        assert not isinstance(ones, FakeTensor)
+        assert isinstance(ones, real)
+        assert torch.nn.functional.conv1d(torch.ones(1, 1, 8), torch.ones(1, 1, 3)).shape == (1, 1, 6)
+        assert pickle.loads(pickle.dumps(ones)).shape == (2,)
+    assert torch._subclasses.FakeTensor is torch._subclasses.fake_tensor.FakeTensor is real
+
+
 @needs_no_gpu
 def test_what_is_set_on_a_parameter_stays_when_its_module_moves() -> None:
     """Megatron-LM marks shared, sharded and experts' parameters so, and asks before it sums their norms."""
@@ -295,6 +310,18 @@ def test_a_pickled_tensor_comes_back_with_its_shape_and_its_number() -> None:
         assert (matrix.shape, matrix.stride(), matrix.device.type) == ((4, 3), (1, 4), "cuda")
         assert isinstance(parameter, nn.Parameter)
         assert int(number) == 7
+
+
+def test_a_pickle_of_real_tensors_is_on_their_device() -> None:
+    """A data set that was kept in a file: batches that are put together of it are recorded."""
+    kept = pickle.dumps([torch.arange(6).view(2, 3), nn.Parameter(torch.ones(2)), torch.ones(3, dtype=torch.bool)])
+    with fake_tensors("cpu"), Recorder(0, 1, device="cpu") as recorder:
+        numbers, parameter, flags = pickle.loads(kept)
+        assert [t.device.type for t in (numbers, parameter, flags)] == ["cpu"] * 3
+        assert isinstance(parameter, nn.Parameter)
+        padded = nn.utils.rnn.pad_sequence([numbers[0], numbers[1]], batch_first=True)
+        assert (padded.shape, padded.dtype) == ((2, 3), torch.int64)
+    assert [row[0] for row in recorder.rows.rows] == ["aten.full", "aten.copy_", "aten.copy_"]
 
 
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])

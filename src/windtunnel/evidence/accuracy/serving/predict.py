@@ -49,6 +49,7 @@ from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload
 
 ASSUMED_CONCURRENCY = 16
+WHOLE_RUN = "output_tokens_per_s"  # the column of what a client prints: ramp and drain count
 MOST_REQUESTS = 8000  # of one row; steady long before
 LEAST_WAVES = 4
 SIDES = ("prefill", "decode")
@@ -115,7 +116,7 @@ def predicted(
         rate = _middle([mlperf_rate(row, result) for result in results])
         held_tokens = 0
     # Counted over the whole run, ramp and drain included.
-    elif row.number("tokens_per_s_per_gpu") or (is_replay(row) and not in_steady_state(row)):
+    elif row.number("tokens_per_s_per_gpu") or row.number(WHOLE_RUN) or (is_replay(row) and not in_steady_state(row)):
         rate, held_tokens = _middle([result.output_tokens_per_s for result in results]), held_back(row)
     else:
         rate, held_tokens = concurrency * osl / (ttft + ((osl - 1) * tpot if tpots else 0.0)), held_back(row)

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from windtunnel.evidence.accuracy.serving.naive import naive_times
-from windtunnel.evidence.accuracy.serving.predict import Predicted
+from windtunnel.evidence.accuracy.serving.predict import WHOLE_RUN, Predicted
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
 from windtunnel.files.write import write_csv
 from windtunnel.questions.header import Answer
 
 MEASURES = (
-    ("tpot_s", "tpot_ms", 1e-3),
-    ("output_tokens_per_s", "d_output_tokens_per_s", 1.0),
-    ("ttft_s", "ttft_ms", 1e-3),
+    ("tpot_s", ("tpot_ms",), 1e-3),
+    ("output_tokens_per_s", ("d_output_tokens_per_s", WHOLE_RUN), 1.0),
+    ("ttft_s", ("ttft_ms",), 1e-3),
 )
 
 
@@ -99,7 +99,7 @@ class ServingReport(Answer):
             for row, prediction in zip(self.rows, self.predictions, strict=True)
             if wanted(row) and not row.text("duplicate_of")
         ]
-        ratios = {key: _ratios(pairs, key, column, scale) for key, column, scale in MEASURES}
+        ratios = {key: _ratios(pairs, key, columns, scale) for key, columns, scale in MEASURES}
         tpot = ratios["tpot_s"]
         inside = [
             prediction.tpot_p5_s <= measured * 1e-3 <= prediction.tpot_p95_s
@@ -122,10 +122,14 @@ class ServingReport(Answer):
         )
 
 
-def _ratios(pairs: Iterable[tuple[ServingRow, Predicted]], key: str, column: str, scale: float) -> list[float]:
+def _ratios(
+    pairs: Iterable[tuple[ServingRow, Predicted]], key: str, columns: Sequence[str], scale: float
+) -> list[float]:
+    """Predicted over measured, by the first column that a row fills."""
     ratios = []
     for row, prediction in pairs:
-        measured, value = row.number(column), getattr(prediction, key)
+        measured = next((number for column in columns if (number := row.number(column))), None)
+        value = getattr(prediction, key)
         if measured is not None and measured > 0.0 and not math.isnan(value):
             ratios.append(value / (measured * scale))
     return ratios

@@ -53,7 +53,7 @@ def fake_tensors(
         for prepared in (
             *(compat.eager_compile, compat.uncompiled_internals, compat.numpy_of_fakes, compat.swappable_fakes),
             *(compat.multi_tensor_optimizers, compat.collectives_as_in_a_run),
-            *(compat.kernels_of_each_thread, compat.tensors_numbered_in_turn),
+            *(compat.kernels_of_each_thread, compat.tensors_numbered_in_turn, compat.unrecognised_fakes),
             *(gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes, gaps.storages_read),
             *(
                 gaps.copies_of_fakes,

@@ -6,7 +6,8 @@
   each.
 - `torch.asarray(storage)` (safetensors) sets a fake tensor's storage to a real one, which is refused.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
-- `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down.
+- `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down. A real one that
+  `pickle.load` reads lies on 'meta' in a fake mode.
 - DTensor reads and sets the state of the random numbers around each op that draws some.
 - `generator.set_state(tensor)` reads bytes in C++, which a state that was sent round has not: it stays as it is.
 - `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
@@ -24,6 +25,8 @@
 from __future__ import annotations
 
 import functools
+import io
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -315,7 +318,11 @@ def parameters_of_other_classes() -> Replacements:
 
 
 def pickles_of_fakes() -> Replacements:
-    """A fake tensor is pickled as its shape, and as its known value where it is one number."""
+    """A fake tensor is pickled as its shape, and as its known value where it is one number.
+
+    A real one that comes out of a file of its own (a data set that was kept) is on the device it was on: a fake mode
+    forgets which, and on "meta" nobody records what is done with it.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -327,7 +334,30 @@ def pickles_of_fakes() -> Replacements:
             isinstance(self, torch.nn.Parameter), value,
         )  # fmt: skip
 
-    return Replacements((FakeTensor, "__reduce_ex__", reduce))
+    from_bytes = torch.storage._load_from_bytes
+
+    def load(data: bytes) -> torch.TypedStorage | torch.UntypedStorage:
+        storage = from_bytes(data)
+        untyped = storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
+        if untyped.device.type == "meta" and untyped._fake_device is None:
+            untyped._fake_device = _place_of(data)
+        return storage
+
+    return Replacements((FakeTensor, "__reduce_ex__", reduce), (torch.storage, "_load_from_bytes", load))
+
+
+def _place_of(data: bytes) -> str:
+    """The device of a storage that `torch.save` wrote in its old form."""
+    places: list[str] = []
+
+    class Reader(pickle.Unpickler):
+        def persistent_load(self, saved: Sequence[object]) -> None:
+            places.append(str(saved[3]))
+
+    stream = io.BytesIO(data)
+    for _ in ("magic number", "version", "system", "storage"):
+        Reader(stream).load()
+    return places[0]
 
 
 def _unpickled(
