@@ -17,6 +17,7 @@ HEAPS_OF = {  # outside of the engine: what each is a heap of; none is of events
     "studies/fleet/policies/auction.py": "bids by gain",
     "studies/planning/advice.py": "bounds of a search",
     "studies/planning/ahead.py": "what is asked of a process, most wanted first",
+    "studies/planning/misfits.py": "plans that do not fit, the nearest first",
     "studies/planning/search.py": "nodes of branch and bound",
     "studies/programs/compiler/fusion.py": "kernels that may come next, in order of the program",
     "studies/rl/plan.py": "bounds of a search",

@@ -178,7 +178,7 @@ def _release_parts(release: str) -> tuple[str, tuple[int, ...]]:
 def training_costs(generation: str) -> TrainingCosts:
     """Constants of a GPU generation; one that no run informed takes those that the file names. Raises SpecError."""
     data = training_document()
-    host: dict[str, Any] = data["host"]
+    host = data["host"]
     generations, others = data["generations"], data["other_generations"]
     if generation not in generations and generation not in others:
         remedy = "name it in cost/calibration/training.yaml: under generations, or under other_generations"

@@ -14,16 +14,13 @@ PaLM (2204.02311): a multiply-add is two FLOPs, and only matrix multiplications 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model.limits import LAYERS_MAX, counted
-
-if TYPE_CHECKING:
-    from windtunnel.physics.model.tower import Tower
+from windtunnel.physics.model.repeats import repeats_of, resized
 
 PARAMETERS_MAX = 10**16  # a hundred times what anybody has trained; keeps every product inside an int64
 
@@ -265,7 +262,7 @@ class Model:
 
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:
         """Each different layer once, in order of first appearance, with how often it occurs."""
-        return _counted(self.layers)
+        return repeats_of(self.layers)
 
     def layer_parameters(self, index: int) -> LayerParameters:
         """Parameters of layer `index` (negative counts from the end)."""
@@ -371,7 +368,7 @@ class Model:
         """
         changed: dict[str, Any] = {"tied_embeddings": tied_embeddings, "name": name}
         if layers is not None:
-            changed["layers"] = _resized(self.layers, counted("layers", layers, LAYERS_MAX))
+            changed["layers"] = resized(self.layers, counted("layers", layers, LAYERS_MAX))
         if vocab_size is not None:
             changed["vocab_size"] = counted("vocab_size", vocab_size)
         if max_sequence_length is not None:
@@ -384,6 +381,40 @@ class Model:
     @property
     def _outside_layers(self) -> int:
         return self.embedding_parameters + self.head_parameters + self.norm_parameters * self.final_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """An encoder of images or of sound beside a text model, and what makes tokens of its patches.
+
+    `encoder`: its layers; `more_weights` are the product that takes a patch in. `patches`: of an image at the config's
+    size (of a clip: rows that layers see), 0 where images come in any; `registers`: rows that the encoder adds to an
+    image's own. `merge`: patches that become one token. `projector`: inputs and outputs of each product over such a
+    token, `projector_more`: what else is learned there.
+    """
+
+    encoder: Model
+    patches: int
+    registers: int
+    merge: int
+    projector: tuple[tuple[int, int], ...]
+    projector_more: int
+
+    @property
+    def projector_parameters(self) -> int:
+        """Parameters of what makes tokens of patches."""
+        return sum(k * n for k, n in self.projector) + self.projector_more
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the tower."""
+        return self.encoder.parameters + self.projector_parameters
+
+    def forward_flops(self, patches: int) -> tuple[float, float]:
+        """Model FLOPs of one image's forward pass: of the encoder, and of the projector."""
+        rows = patches + self.registers
+        joined = 2.0 * patches / self.merge * sum(k * n for k, n in self.projector)
+        return rows * self.encoder.forward_flops_per_token(rows, "full"), joined
 
 
 def checked(model: Model, where: str | None = None) -> Model:
@@ -416,34 +447,3 @@ def notes_of(*models: Model) -> tuple[str, ...]:
 # Of a model's written form: only where they say something.
 LEFT_OUT = ("layers", "notes", "vision", "sound")
 SELDOM = ("more_weights", "more_parameters", "more_tables", "derived", "tower")
-_COUNTED: dict[int, tuple[tuple[Layer, ...], tuple[tuple[Layer, int], ...]]] = {}
-COUNTED_KEPT = 64
-
-
-def _counted(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
-    """Remembered by the identity of the tuple, which is kept alive: a search asks a hundred thousand times."""
-    counts = _COUNTED.get(id(layers))
-    if counts is None:
-        if len(_COUNTED) >= COUNTED_KEPT:
-            _COUNTED.clear()
-        # By identity, as equal layers of a model are one object: hashing each of 126 costs more than the sums.
-        by_identity = {id(layer): layer for layer in layers}
-        layers_counted = tuple((by_identity[number], n) for number, n in Counter(map(id, layers)).items())
-        counts = _COUNTED[id(layers)] = (layers, layers_counted)
-    return counts[1]
-
-
-def _resized(layers: tuple[Layer, ...], n: int) -> tuple[Layer, ...]:
-    if n <= len(layers):
-        return layers[:n]
-    period = _period(layers)
-    tail = layers[-period:]
-    return layers + tuple(tail[i % period] for i in range(n - len(layers)))
-
-
-def _period(layers: tuple[Layer, ...]) -> int:
-    """The shortest pattern that the last layers show twice in a row; 1 where there is none."""
-    for period in range(1, len(layers) // 2 + 1):
-        if layers[-period:] == layers[-2 * period : -period]:
-            return period
-    return 1

@@ -11,7 +11,7 @@ from typing import get_args
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
-from windtunnel.physics.model.tower import Tower
+from windtunnel.physics.model.architecture import Tower
 from windtunnel.studies.training.plan import PEAK_DTYPE, Plan, Precision
 from windtunnel.studies.training.schedules import NAMES
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windtunnel.physics.model.architecture import FeedForward
+from windtunnel.physics.model.architecture import FeedForward, Tower
 from windtunnel.physics.model.layers.parts import activate, linear, norm_layer
 from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
-from windtunnel.physics.model.tower import Tower
 
 JOINING = FeedForward(size=1, gated=False, activation="gelu")
 

@@ -11,13 +11,12 @@ from functools import cache
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
+from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model, Tower
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.physics.model.reading.config_fields import Fields
 from windtunnel.physics.model.reading.functions import FUNCTIONS, OPERATIONS
 from windtunnel.physics.model.reading.type_files import Rules, fields_asked, has_file, other_names, rules_of, type_names
-from windtunnel.physics.model.tower import Tower
 
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
 MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", "mtp_layers", "learned_positions",

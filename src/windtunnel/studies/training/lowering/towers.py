@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.physics.model import Model
-from windtunnel.physics.model.architecture import Layer
+from windtunnel.physics.model.architecture import Layer, Tower
 from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.layers.tower import patch_operations, projector_operations, tower_shard
 from windtunnel.physics.model.operations import Shard
-from windtunnel.physics.model.tower import Tower
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.memory.forward_trace import Tape, write
 from windtunnel.studies.training.memory.saved_tensors import INPUT, Keeping
