@@ -1,7 +1,8 @@
 """Programs of others, captured unmodified: they are fetched at a commit, never kept here. For a nightly run.
 
     pip install transformers accelerate datasets trl timm diffusers lightning litgpt litdata deepspeed torchvision \\
-        einops pybind11 triton fire ibm-fms==0.0.8 rustbpe tiktoken torchtitan==0.2.2 ai2-olmo-core picotron nanotron
+        einops pybind11 triton fire ibm-fms==0.0.8 rustbpe tiktoken wandb torchtitan==0.2.2 ai2-olmo-core \\
+        picotron nanotron
     python validation/programs/fetched.py FOLDER            # clones into FOLDER, captures at 8 ranks; one line each
     python validation/programs/fetched.py FOLDER --world-size 1024 --only nanoGPT
     python validation/programs/fetched.py FOLDER --clones /somewhere    # repositories that lie there already
