@@ -97,7 +97,7 @@ def test_what_if_says_first_what_is_fastest_and_what_a_slow_gpu_costs(client: Te
     text = client.get("/points", params=asked | {"vary": "precision"}).text
     assert re.search(r"Precision \w+ is the fastest that fits: [\d.]+ m?s a step", text)
     text = client.get("/points", params=asked | {"vary": "slow"}).text
-    assert re.search(r"gpu=\d:1.5 makes the step [\d.]+ % longer", text)
+    assert re.search(r"gpu=\d:1.5 makes the step [\d.]+\s% longer", text)
 
 
 def test_a_form_says_what_its_fields_are_and_which_files_they_take(client: TestClient) -> None:
