@@ -32,7 +32,8 @@ TRAIN = """torchrun --nproc-per-node 8 --nnodes 64 pretrain_gpt.py --tensor-mode
   --pipeline-model-parallel-size 4 --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 \\
   --num-attention-heads 64 --group-query-attention --num-query-groups 8 --seq-length 8192 --swiglu \\
   --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 512 --bf16 --normalization RMSNorm \\
-  --untie-embeddings-and-output-weights --disable-bias-linear --position-embedding-type rope --vocab-size 128256
+  --untie-embeddings-and-output-weights --disable-bias-linear --position-embedding-type rope --vocab-size 128256 \\
+  --use-distributed-optimizer --sequence-parallel
 """
 ANSWER_S = 180.0
 
