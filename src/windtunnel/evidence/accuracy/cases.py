@@ -223,7 +223,6 @@ def _plan_fields(row: Row, framework: str, model: Model) -> tuple[dict[str, Any]
         "fp8_parameters": wording.gathers_fp8(row, framework),
         "attention_impl": wording.attention_of(row),
         "loss": wording.loss_of(row),
-        "expandable_segments": wording.expandable_of(row),
         "etp": wording.expert_tensor_of(row),
     }
     adapters, unsaid = wording.adapters_of(row)

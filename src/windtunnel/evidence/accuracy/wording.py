@@ -204,15 +204,6 @@ def loss_of(row: Row) -> str | None:
     return "fused" if "liger" in row.notes.lower() else None
 
 
-def expandable_of(row: Row) -> bool | None:
-    """Whether segments of PyTorch's allocator grow; None: as the framework's recipes have it.
-
-    prime-rl's baselines of 2026-01 come from its workflow, which sets PYTORCH_CUDA_ALLOC_CONF; those of 2026-02 name no
-    image: `run_single_benchmark.py` was called by hand, and sets nothing.
-    """
-    return False if "prime-rl" in row.framework.lower() and row.date >= "2026-02" else None
-
-
 def expert_tensor_of(row: Row) -> int | None:
     """Expert-tensor degree where the source's recipes set it: Megatron-Bridge keeps experts whole."""
     return 1 if row.moe and "megatron-bridge" in row.source.lower() else None
