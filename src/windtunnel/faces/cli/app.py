@@ -99,6 +99,9 @@ def _message(error: CycloptsError) -> str:
         return _not_given(error)
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
+        verb = " ".join(error.command_chain or ())
+        if os.path.isfile(words) and "log" in flag_fields(question_class(verb)):
+            return f"nothing takes {words!r}: if it is what was measured, give it as --log {words} or --trace {words}"
         return f"nothing takes {words!r}: an option has one value, and is given again for another; see {_help(error)}"
     return _not_known(error) if isinstance(error, UnknownOptionError) else str(error)
 
@@ -114,10 +117,13 @@ def _not_known(error: UnknownOptionError) -> str:
     home = next((verb for verb in verbs if word.lstrip("-") in flag_fields(question_class(verb))), None)
     if home is not None:
         return f"unknown option {word}: it belongs to `windtunnel {home}`"
+    takers = {verb.split()[0] for verb in QUESTIONS if word.lstrip("-") in flag_fields(question_class(verb))}
     longer = [name for name in names if f"-{word.strip('-')}-" in f"-{name}-"]  # --zero of --zero-stage
     same = [name for name in [ELSEWHERE.get(word.strip("-"), "")] if name in names]
     near = same or sorted(longer, key=len)[:LONGER] or get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
     remedy = f"did you mean {' or '.join(names[name] for name in near)}?" if near else f"see {_help(error)}"
+    if not near and 0 < len(takers) <= LONGER:
+        remedy = f"it belongs to {' and '.join(f'`windtunnel {verb}`' for verb in sorted(takers))}"
     return f"unknown option {word}: {remedy}"
 
 

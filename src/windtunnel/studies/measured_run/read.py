@@ -28,7 +28,7 @@ def read_run(paths: Sequence[str | Path]) -> MeasuredRun:
     """What the files of one run say together; step times are those of the first that has any. Raises UserError."""
     if not paths:
         raise SpecError("log", None, GIVE)
-    runs = [_read(path_of(path, GIVE)) for path in paths]
+    runs = [_read(file) for path in paths for file in _files_of(path_of(path, GIVE))]
     first = next((run for run in runs if run.steps), runs[0])
     merged = first
     for run in runs:
@@ -46,10 +46,18 @@ def read_run(paths: Sequence[str | Path]) -> MeasuredRun:
     return merged
 
 
+def _files_of(path: Path) -> list[Path]:
+    """The file, or the event files of a folder that TensorBoard reads."""
+    if not path.is_dir():
+        return [path]
+    events = [file for file in sorted(path.rglob("*")) if is_event_file(file)]
+    if not events:
+        raise InputFileError(path, "is a folder without event files of TensorBoard", f"name a file, as {path / 'FILE'}")
+    return events
+
+
 def _read(path: Path) -> MeasuredRun:
     source = str(path)
-    if path.is_dir():
-        raise InputFileError(path, "is a folder", "name the files in it, e.g. " + str(path / "*"))
     if is_event_file(path):
         return run_of_events(path)
     if path.suffix.lower() in (".csv", ".jsonl", ".ndjson", ".parquet") and not _says_inspector(path):

@@ -139,6 +139,11 @@ def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.C
             "unknown option --batch: did you mean --micro-batch or --global-batch",
         ),
         ("fleet t.csv --polcy fifo", "unknown option --polcy: did you mean --policy?"),
+        (
+            "predict llama-3-8b --cluster h100:8 --log a.out",
+            "unknown option --log: it belongs to `windtunnel diagnose` and `windtunnel rl` and `windtunnel survive`",
+        ),
+        (f"diagnose llama-3-8b {__file__} --cluster h100:8", f"nothing takes {__file__!r}: if it is what was measured"),
         ("plan llama-3-8b --cluster h100-sxm:8 --global-bach=4", "unknown option --global-bach: did you mean"),
     ],
 )

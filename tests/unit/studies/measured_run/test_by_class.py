@@ -167,3 +167,40 @@ def test_a_run_against_a_trace_is_class_by_class(tmp_path: Path) -> None:
     assert classes["exposed communication"]["measured_s"] == pytest.approx(CLASSES["all-reduce"])
     assert sum(one["difference_s"] for one in document["classes"]) == pytest.approx(1000e-6 - result.step_time_s)
     assert trace_document(found).views
+
+
+STEP = " iteration {}/ 100 | elapsed time per iteration (ms): 2000.0 | global batch size: 8 |\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("train.sh slurm.out", "windtunnel diagnose train.sh --cluster GPU:16 --log slurm.out"),
+        ("slurm.out train.sh", "windtunnel diagnose train.sh --cluster GPU:16 --log slurm.out"),
+        ("slurm.out slurm.out", "windtunnel diagnose LAUNCH_FILE --cluster GPU:16 --log slurm.out"),
+        ("train.sh trace.json", "windtunnel diagnose train.sh --cluster GPU:N --trace trace.json"),
+        ("train.sh train.sh", "windtunnel predict train.sh --cluster GPU:N"),
+    ],
+)
+def test_files_that_are_no_runs_are_met_by_the_command_that_reads_them(
+    words: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.sh").write_text("torchrun pretrain_gpt.py --num-layers 32\n")
+    Path("slurm.out").write_text("world size: 16\n" + "".join(STEP.format(at) for at in range(9)))
+    Path("trace.json").write_text(json.dumps({"traceEvents": list(events())}))
+    run, against = words.split()
+    with pytest.raises(UserError) as error:
+        answer(Compare(run=run, against=against))
+    assert f"`{command}`" in str(error.value)
+
+
+def test_a_log_beside_a_run_is_diagnosed_with_the_words_of_that_run(tmp_path: Path) -> None:
+    asked = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16"}
+    result = predicted(read({**asked, "plan": {"tp": 2, "global_batch": 64, "seq_len": 4096}}))
+    log = tmp_path / "slurm.out"
+    log.write_text("".join(STEP.format(at) for at in range(9)))
+    with pytest.raises(UserError) as error:
+        answer(Compare(run=str(save(result, tmp_path)), against=str(log)))
+    assert "`windtunnel diagnose llama-3-8b --cluster h100-sxm:16 --tp 2" in str(error.value)
+    assert f"--log {log}`" in str(error.value)

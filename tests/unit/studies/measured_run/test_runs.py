@@ -147,6 +147,7 @@ def test_tensorboard_without_tensorflow(tmp_path: Path) -> None:
     run = read_run([path])
     assert [step.number for step in run.steps] == list(range(9))
     assert steady_of(run).seconds == 4.0
+    assert read_run([tmp_path]).steps == run.steps  # as `tensorboard --logdir` takes it
     cut = written(tmp_path, "events.out.tfevents.2", content[:-20])
     assert len(read_run([cut]).steps) == 8
     with pytest.raises(UserError):

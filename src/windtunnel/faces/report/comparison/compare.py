@@ -8,7 +8,8 @@ subtraction only: compare(a, b) is minus compare(b, a), and compare(a, a) is zer
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import Compare, WhatIf
 from windtunnel.questions.asked.scenario import NAMES
 from windtunnel.questions.header import Answer
+from windtunnel.studies.measured_run import MeasuredRun, read_run
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.traces.kineto.file import TRACE_BYTES_MOST
@@ -119,11 +121,42 @@ class TraceComparison(Answer):
 def answer(question: Compare) -> Comparison | TraceComparison:
     """Two saved runs side by side, or a run and traces of the job. Raises UserError."""
     root = Path(question.runs)
+    words = (question.run, question.against, *question.more)
+    traces = tuple(word for word in words if is_trace(word))
+    _refuse_own_files(words, traces, root)
     result = load(question.run, root)
-    if question.more or is_trace(question.against):
-        traces = (question.against, *question.more)
+    if question.more or question.against in traces:
+        traces = words[1:]
         return TraceComparison(title(result), result.content_hash, traces, classes_against(result, read_traced(traces)))
     return compare(result, load(question.against, root))
+
+
+def _refuse_own_files(words: Sequence[str], traces: Sequence[str], root: Path) -> None:
+    """Raises UserError for launch files and logs: it names the command that answers, with the files filled in."""
+    files = [word for word in words if word not in traces and Path(word).is_file() and Path(word).suffix != ".json"]
+    n_gpus = {word: run.n_gpus for word in files if (run := _log_of(word)) is not None}  # of logs
+    launch = [shlex.quote(word) for word in files if word not in n_gpus]
+    runs = [word for word in words if word not in (*traces, *files)]
+    if not files:
+        return
+    gpus = next((count for count in n_gpus.values() if count), "N")
+    if not n_gpus and not traces:
+        text = f"`windtunnel predict {launch[0]} --cluster GPU:N` saves one, and compare takes saved ones"
+        raise UserError(f"{files[0]} is no run: {text}")
+    asked = f"{(launch or ['LAUNCH_FILE'])[0]} --cluster GPU:{gpus}"
+    if runs and not launch:
+        asked = load(runs[0], root).reproduce.removeprefix("windtunnel predict ")
+    measured = [f"--log {shlex.quote(word)}" for word in n_gpus] + [f"--trace {shlex.quote(word)}" for word in traces]
+    raise UserError(f"{files[0]} is no run; what answers is `windtunnel diagnose {asked} {' '.join(measured)}`")
+
+
+def _log_of(path: str) -> MeasuredRun | None:
+    """What a log says of its steps; None for what is no log."""
+    try:
+        run = read_run([path])
+    except UserError:
+        return None
+    return run if run.steps or run.not_understood else None
 
 
 def is_trace(word: str) -> bool:

@@ -17,7 +17,10 @@ from windtunnel.studies.traces.chakra.json_form import concatenated
 from windtunnel.studies.traces.json_trace import JsonTrace, whole_values
 
 TRACE_BYTES_MOST = 4096 * MIB
-_REMEDY = "give a trace written by torch.profiler's export_chrome_trace, or a Chakra trace"
+_REMEDY = (
+    "give a trace written by torch.profiler's export_chrome_trace, or a Chakra trace; a log goes to"
+    " `windtunnel diagnose`"
+)
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
 _NODES = re.compile(r'"nodes"\s*:\s*\[')
