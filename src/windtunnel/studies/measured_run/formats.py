@@ -104,9 +104,9 @@ FORMATS = (
     ),
     _format(
         "Hugging Face Trainer",
-        r"train_steps_per_second['\"]?:",
-        steps_per_s=(r"train_steps_per_second['\"]?: *#", 1.0),
-        samples_per_s=(r"train_samples_per_second['\"]?: *#", 1.0),
+        r"train_(?:steps|samples)_per_second['\"]? *[:=]",  # with `=` in its table of metrics
+        steps_per_s=(r"train_steps_per_second['\"]? *[:=] *#", 1.0),
+        samples_per_s=(r"train_samples_per_second['\"]? *[:=] *#", 1.0),
     ),
     _format(
         "ms-swift",  # its speed is a mean since the start
@@ -302,15 +302,15 @@ FORMATS = (
     ),
     _format(
         "Paddle",  # of PaddleOCR, PaddleDetection, PaddleClas
-        r"\bbatch_cost: *[\d.]+ ?s\b",
-        number=(r"\b[Ii]ter: *#", 1.0),
-        seconds=(r"\bbatch_cost: *# ?s\b", 1.0),
-        data_loader=(r"\breader_cost: *#", 1.0),
+        r"\b(?:avg_)?batch_cost: *[\d.]+ ?s\b",
+        number=(r"\b(?:[Ii]ter|global_step): *#", 1.0),
+        seconds=(r"\b(?:avg_)?batch_cost: *# ?s\b", 1.0),
+        data_loader=(r"\b(?:avg_)?reader_cost: *#", 1.0),
         samples_per_s=(r"\bips: *#", 1.0),
     ),
     _format(
         "training loop",  # no mean, no part, and not litgpt's `iter time`, of a micro-batch
-        r"(?i)\b(?:step|iteration).*\b(?:step|iteration)[ _-]time ?[:=]? *[\d.,]+ ?m?s(?:ec)?\b",
+        r"(?i)(?:\b(?:step|iteration).*\b|^)(?:step|iteration)[ _-]time ?[:=]? *[\d.,]+ ?m?s(?:ec)?\b",
         number=(r"(?i)(?<!outer )\b(?:step|iteration)[:=]? +\[?#", 1.0),
         seconds=(
             r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?(?:step|iteration)[ _-]time ?[:=]? *# ?(m?s)(?:ec)?\b",
@@ -341,10 +341,10 @@ FORMATS = (
     ),
     _format(
         "progress bar",
-        r"\d+/\d+ \[[\d:]+<[\d:?]+, *[\d.]+ ?(?:s/it|it/s)",
+        r"\d+/\d+ \[[\d:]+<[\d:?]+, *[\d.]+ ?(?:s/(?:it|batch|step)|(?:it|batch|step)/s)",
         number=(r" #/\d+ \[", 1.0),
-        seconds=(r"<[\d:?]+, *# ?s/it", 1.0),
-        steps_per_s=(r"<[\d:?]+, *# ?it/s", 1.0),
+        seconds=(r"<[\d:?]+, *# ?s/(?:it|batch|step)", 1.0),
+        steps_per_s=(r"<[\d:?]+, *# ?(?:it|batch|step)/s", 1.0),
         bar_length=(r"\d+/# \[", 1.0),
         elapsed=(r" \d+/\d+ \[([\d:]+)<", 1.0),
     ),
@@ -356,5 +356,20 @@ FORMATS = (
         steps_per_s=(r"\brate:# ?it/s", 1.0),
         bar_length=(r"it/#(k?)it", THOUSANDS),
         elapsed=(r"\belapsed:([\d:]+)", 1.0),
+    ),
+    _format(
+        "progress bar",  # of the Hugging Face Trainer in a notebook
+        r"\[ *\d+/\d+ [\d:]+ < [\d:]+, *[\d.]+ it/s",
+        number=(r"\[ *#/\d+ ", 1.0),
+        steps_per_s=(r"< [\d:]+, *# it/s", 1.0),
+        bar_length=(r"\[ *\d+/# ", 1.0),
+        elapsed=(r"\d+/\d+ ([\d:]+) <", 1.0),
+    ),
+    _format(
+        "training loop",  # not `steps/s`, which may be of an environment
+        r"(?i)\b(?:step|iter(?:ation)?|batch):? +\d.*(?:\bit(?:ers?)?/s(?:ec)?\b|\bs(?:ec)?/(?:it(?:er)?|batch)\b)",
+        number=(r"(?i)\b(?:step|iter(?:ation)?|batch):? +#", 1.0),
+        seconds=(r"(?i)# ?s(?:ec)?/(?:it(?:er)?|batch)\b", 1.0),
+        steps_per_s=(r"(?i)\bit(?:ers?)?/s(?:ec)?:? #", 1.0),
     ),
 )

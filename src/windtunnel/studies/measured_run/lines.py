@@ -38,10 +38,10 @@ TIMER = re.compile(rf"^\W*([a-z][\w/-]*) \.{{3,}}: \({NUMBER}, {NUMBER}\)")
 TIMERS_ONCE = ("setup", "load-checkpoint", "save-checkpoint", "evaluate", "iterators")
 ABOUT_STEPS = (
     "step", "iter", "train", "batch", "loss", "latency", "throughput", "perf/", "timing", "samples", "images/",
-    "words/",
+    "words/", "elapsed", "epoch",
 )  # fmt: skip
 HAS_TIME = re.compile(
-    r"\bwps\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|(?<![a-z])time|timing|perf/|_s[:=]"
+    r"\bwps\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|(?<![a-z])time|latency|timing|perf/|_s[:=]"
     r"|(?:/|_per_)s(?:ec(?:ond)?)?\b"
 )
 HAS_NUMBER = re.compile(r"\d")

@@ -23,6 +23,7 @@ MEANS = (TRAINER, "ms-swift", "modded-nanogpt", KERAS)  # what they say themselv
 LINE_MOST = 4_000  # characters that are read of a line: patterns look for their words from every place of it
 SHOWN = 160  # characters of a line that was not understood
 RISING = 4  # lines from which times that only rise are no step times
+SHORT = 10.0  # the same where a bar's short log is all there is
 EXACT = 20.0  # as many times as it is rounded to, time since the start has to go on before it tells a step's time
 TICK = {form.name: form.tick for form in FORMATS if "elapsed" in form.fields}
 
@@ -83,6 +84,11 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
     if form == LOOP and _rises([step.seconds for step in steps if step.seconds is not None]):
         odd = [*odd, "times that rise from line to line look like the time since the start"]
         steps = []
+    if not (steps or timed) and any("elapsed" in record.values for record in records):
+        odd = [
+            *odd,
+            "a clock in whole seconds and a rate of two digits: they are rounded too much to tell a step's time",
+        ]
     if phases and steps:
         steps[-1] = replace(steps[-1], phases={**steps[-1].phases, **phases})
     elif phases:
@@ -174,7 +180,9 @@ def _by_elapsed(records: list[Record]) -> tuple[list[Record], set[str]]:
             lines.setdefault(record.format, []).append((at, number, elapsed))
     seconds_at: dict[int, float] = {}
     for form, places in lines.items():
-        seconds_at |= _between(places, TICK[form])
+        seconds_at |= _between(places, TICK[form], EXACT)
+        if form == BAR and not seconds_at:  # a short log: its own rate has its first steps in it
+            seconds_at |= _between(places, TICK[form], SHORT)
     forms = {records[at].format for at in seconds_at}
     timed = [
         replace(record, step=replace(record.step, seconds=seconds_at[at])) if at in seconds_at else record
@@ -184,7 +192,7 @@ def _by_elapsed(records: list[Record]) -> tuple[list[Record], set[str]]:
     return timed, forms
 
 
-def _between(lines: Sequence[tuple[int, int, float]], tick: float) -> dict[int, float]:
+def _between(lines: Sequence[tuple[int, int, float]], tick: float, exact: float) -> dict[int, float]:
     """Seconds a step of each line: as much time together as the rounding of the clock asks for, pauses apart."""
     gaps: list[tuple[int, int, float]] = []
     lines = list(dropwhile(lambda line: line[2] == 0.0, lines))  # a clock may start behind the first steps
@@ -207,7 +215,7 @@ def _between(lines: Sequence[tuple[int, int, float]], tick: float) -> dict[int, 
             continue
         waiting.append(at)
         all_steps, all_seconds = all_steps + steps, all_seconds + seconds
-        if all_seconds >= EXACT * tick:
+        if all_seconds >= exact * tick:
             seconds_at |= dict.fromkeys(waiting, all_seconds / all_steps)
             waiting, all_steps, all_seconds = [], 0, 0.0
     return seconds_at | pauses if seconds_at else {}

@@ -18,6 +18,7 @@ METRICS: Mapping[str, tuple[str, float]] = {
     "throughput/batches_per_sec": ("steps_per_s", 1.0), "throughput/device/BPS": ("steps_per_s", 1.0),
     "global_step/sec": ("steps_per_s", 1.0), "Train Steps/Sec": ("steps_per_s", 1.0),
     # tokens a second of one GPU: NeMo, torchtitan, Composer, OLMo-core, verl, MaxText
+    "tokens/gpu/sec": ("tokens_per_s_per_gpu", 1.0),
     "tokens_per_sec_per_gpu": ("tokens_per_s_per_gpu", 1.0), "throughput(tps)": ("tokens_per_s_per_gpu", 1.0),
     "throughput/device/tokens_per_sec": ("tokens_per_s_per_gpu", 1.0),
     "throughput/device/TPS": ("tokens_per_s_per_gpu", 1.0), "perf/throughput": ("tokens_per_s_per_gpu", 1.0),

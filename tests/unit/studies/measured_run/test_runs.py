@@ -12,6 +12,7 @@ import pytest
 from windtunnel.errors import UserError
 from windtunnel.studies.measured_run import read_run, steady_of
 from windtunnel.studies.measured_run.collectives import waits_for
+from windtunnel.studies.measured_run.logs import run_of_text
 from windtunnel.studies.measured_run.run import phases_of
 
 MEGATRON = (
@@ -223,7 +224,7 @@ def test_hostile_files_are_one_error(name: str, content: bytes, tmp_path: Path) 
 
 
 def test_of_several_progress_bars_that_of_training_is_read(tmp_path: Path) -> None:
-    bars = [f" {at}/873 [25:{36 + at % 20}<52:46,  5.0s/it]" for at in range(281, 300)]
+    bars = [f" {at}/873 [{at // 12}:{at % 12 * 5:02}<52:46,  5.0s/it]" for at in range(281, 300)]
     text = "\n".join([" 2/3 [00:01<00:00,  1.68it/s]", *bars, " 40/50 [00:10<00:02,  4.1it/s]"])
     run = read_run([written(tmp_path, "a.log", text)])
     assert steady_of(run).seconds == pytest.approx(5.0)
@@ -398,3 +399,16 @@ def test_a_column_of_an_evaluation_is_no_step(tmp_path: Path) -> None:
     table = "_step,run-eval - validation_metrics/throughput(tps),run-eval - throughput(tps)\n"
     run = read_run([written(tmp_path, "a.csv", table + "".join(f"{at},{9000 + at},{4000 + at}\n" for at in range(9)))])
     assert [step.tokens_per_s_per_gpu for step in run.steps] == [4000.0 + at for at in range(9)]
+
+
+def test_a_short_log_of_a_bar_is_read_by_its_clock_and_not_by_a_rate_with_its_first_step_in_it() -> None:
+    bars = [" 1/18 [00:08<02:29,  8.77s/it]", " 2/18 [00:11<01:33,  5.82s/it]", " 3/18 [00:14<01:13,  4.87s/it]"]
+    bars += [" 4/18 [00:17<01:02,  4.47s/it]", " 5/18 [00:20<00:53,  4.14s/it]"]
+    assert {step.seconds for step in run_of_text("\n".join(bars), "a").steps} == {3.0}
+    assert [step.seconds for step in run_of_text("\n".join(bars[:2]), "a").steps] == [8.77, 5.82]
+
+
+def test_a_bar_that_is_rounded_too_much_is_named() -> None:
+    run = run_of_text("[ 22/290 02:50 < 38:04, 0.12 it/s, Epoch 0.36/5]\n", "a")
+    assert not run.steps
+    assert "rounded too much" in run.not_understood[0]
