@@ -183,6 +183,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "Run the commands of a trace here under one policy, beside their simulation.",
         pure=False,
     ),
+    "fleet beside": Verb(
+        "windtunnel.questions.asked.fleet.further:FleetBeside",
+        "",
+        "Run batch jobs here beside a service, held back by control groups so that it stays in time.",
+        pure=False,
+    ),
     "explain": Verb(
         "windtunnel.questions.asked.explain:Explain",
         "windtunnel.studies.traces.explain:answer",

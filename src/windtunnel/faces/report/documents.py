@@ -46,6 +46,7 @@ DOCUMENTS = {
     "studies.fleet.sharing.study:Shared": "fleet:sharing_document",
     "studies.fleet.flows.study:FlowsStudy": "fleet:flows_document",
     "studies.fleet.live.study:LiveRun": "fleet:live_document",
+    "studies.fleet.live.beside:BesideRun": "beside:beside_document",
 }
 OF_JSON = {  # views that are made of `to_dict()`
     "studies.serving.policies:PolicyComparison": "serving.views:policies_document",
