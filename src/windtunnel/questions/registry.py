@@ -171,6 +171,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "Say what is wrong with a trace; status 3 where something cannot be right.",
         example="jobs.csv",
     ),
+    "fleet usage": Verb(
+        "windtunnel.questions.asked.fleet.further:FleetUsage",
+        "windtunnel.studies.fleet.jobs.usage:answer_usage",
+        "Say what jobs did with the GPUs that they held: utilisation and energy, from Prometheus.",
+        example="jobs.csv usage.json",
+    ),
     "fleet share": Verb(
         "windtunnel.questions.asked.fleet.further:FleetShare",
         "windtunnel.studies.fleet.sharing.study:answer",

@@ -121,7 +121,7 @@ def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("flee
 
 def show_beside(question: FleetBeside, outputs: Outputs, *, out: Logs = Path("fleet-beside")) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.beside import beside_document
+    from windtunnel.faces.report.fleet_measured import beside_document
     from windtunnel.studies.fleet.live.beside import answer_beside
 
     with terminated_is_an_end(), working("running beside the service"):
@@ -140,6 +140,7 @@ COMMANDS = (
     Command("fleet pack", show_pack, ("report", "rows", "json", "full")),
     Command("fleet flows", show_flows, ("report", "rows", "json")),
     answered("fleet lint", "reading", ("report", "json"), status=_wrong),
+    answered("fleet usage", "reading"),
     answered("fleet share", "fitting"),
     Command("fleet live", show_live),
     Command("fleet beside", show_beside),

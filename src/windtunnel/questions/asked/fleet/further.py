@@ -1,4 +1,4 @@
-"""What a fleet is asked besides running a trace: `when`, `pack`, `flows`, `lint`, `share`, `live` and `beside`."""
+"""What a fleet is asked besides running a trace: `when`, `pack`, `flows`, `lint`, `usage`, `share`, `live` ..."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ class FleetLint(JobTrace):
 
     verb: ClassVar[str] = "fleet lint"
     cluster: Annotated[str, About("The cluster that the load is held against.", SITE)] = ""
+
+
+@part
+class FleetUsage(JobTrace):
+    """What jobs did with the GPUs that they held."""
+
+    verb: ClassVar[str] = "fleet usage"
+    positional: ClassVar[tuple[str, ...]] = ("trace", "usage")
+    usage: Annotated[str, About("JSON that Prometheus answered to query_range: DCGM's or AMD's metrics by job or pod.")]
 
 
 @part

@@ -1,9 +1,10 @@
-"""A service and the batch jobs beside it, as views."""
+"""What was measured of a fleet as views: a service and the batch jobs beside it, and what jobs used."""
 
 from __future__ import annotations
 
+from windtunnel.studies.fleet.jobs.usage import FleetUse, JobUse
 from windtunnel.studies.fleet.live.beside import BesideRun
-from windtunnel.views import Axis, Curve, Document, Figure, Figures, Headline, Number, Series, View, table_of
+from windtunnel.views import Axis, Curve, Document, Field, Figure, Figures, Headline, Number, Series, View, table_of
 from windtunnel.views.kinds import Limit
 from windtunnel.views.text import text_of
 
@@ -50,3 +51,29 @@ def beside_document(run: BesideRun) -> Document:
         "fleet beside", "Batch jobs beside a service",
         [headline, Figures(figures), *curves, table_of("Batch jobs", run.jobs, fields)],
     )  # fmt: skip
+
+
+def usage_document(use: FleetUse) -> Document:
+    """How much of what jobs held was used, and who held most that was not."""
+    figures = [
+        Figure("held", f"{use.gpu_hours:,.1f} GPU-hours", f"by {len(use.jobs):,} measured jobs"),
+        Figure("not used", f"{use.unused_gpu_hours:,.1f} GPU-hours"),
+        *([Figure("energy", f"{use.energy_kwh:,.1f} kWh")] if use.energy_kwh is not None else ()),
+        *([Figure("not measured", f"{use.unmeasured:,} jobs")] if use.unmeasured else ()),
+    ]
+    first = use.jobs[0]
+    share = first.unused_gpu_hours / use.unused_gpu_hours if use.unused_gpu_hours else 0.0
+    verdict = f"Jobs used {text_of(use.utilisation, 'share')} of the GPU time that they held"
+    if share > 0:
+        verdict += f"; {text_of(share, 'share')} of the rest was held by {first.job}"
+    fields: list[Field[JobUse]] = [
+        ("job", "text", "job"),
+        ("GPUs", "count", "gpus"),
+        ("held, GPU-hours", "count", lambda row: round(row.gpu_hours, 1)),
+        ("used", "share", "utilisation"),
+        ("not used, GPU-hours", "count", lambda row: round(row.unused_gpu_hours, 1)),
+        ("power of a GPU", "W", "watts"),
+    ]
+    measured = Figures(figures, title=f"By {use.measure}")
+    table = table_of("Jobs", use.jobs, fields, most=32)
+    return Document("fleet usage", use.trace, [Headline(f"{verdict}."), measured, table])
