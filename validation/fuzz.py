@@ -34,7 +34,7 @@ LONGEST_S, MOST_BYTES = 30, 2 << 30
 CASES = 100  # of a worker's life
 LEFT_OUT = (
     *("capture", "run", "calibrate", "calibrate device", "calibrate collectives"),
-    *("ui", "watch", "mcp", "serve real", "serve listen", "fleet live"),
+    *("ui", "watch", "mcp", "serve real", "serve listen", "fleet live", "fleet beside"),
 )
 HOSTILE = (
     "", " ", "-1", "0", "-0", "+5", "1e308", "1e309", "nan", "inf", "-inf", "1_000", "0x10", "9" * 400, "9" * 5000,

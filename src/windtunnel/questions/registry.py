@@ -171,6 +171,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "Say what is wrong with a trace; status 3 where something cannot be right.",
         example="jobs.csv",
     ),
+    "fleet usage": Verb(
+        "windtunnel.questions.asked.fleet.further:FleetUsage",
+        "windtunnel.studies.fleet.jobs.usage:answer_usage",
+        "Say what jobs did with the GPUs that they held: utilisation and energy, from Prometheus.",
+        example="jobs.csv usage.json",
+    ),
     "fleet share": Verb(
         "windtunnel.questions.asked.fleet.further:FleetShare",
         "windtunnel.studies.fleet.sharing.study:answer",
@@ -181,6 +187,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.fleet.further:FleetLive",
         "",
         "Run the commands of a trace here under one policy, beside their simulation.",
+        pure=False,
+    ),
+    "fleet beside": Verb(
+        "windtunnel.questions.asked.fleet.further:FleetBeside",
+        "",
+        "Run batch jobs here beside a service, held back by control groups so that it stays in time.",
         pure=False,
     ),
     "explain": Verb(

@@ -22,7 +22,7 @@ from windtunnel.questions.words import flag_fields, words
 STEP = {"model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": {"tp": 2, "global_batch": 64, "seq_len": 4096}}
 SERVED = {"model": "llama-3.1-8b", "cluster": "h100-sxm:1", "requests": {"prompt": 64, "output": 8, "requests": 9}}
 NO_TOOLS = {  # they run programs, hold a port, write, or look at the clock
-    *("serve real", "serve listen", "fleet live", "watch", "runs tag", "runs delete"),
+    *("serve real", "serve listen", "fleet live", "fleet beside", "watch", "runs tag", "runs delete"),
     *("capture", "run", "sweep", "calibrate device", "calibrate collectives"),
 }
 

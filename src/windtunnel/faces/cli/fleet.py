@@ -12,7 +12,8 @@ from windtunnel.faces.cli.answered import answered
 from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, write_atomically, writing
-from windtunnel.questions.asked.fleet.further import FleetFlows, FleetLive, FleetPack, FleetWhen
+from windtunnel.process import terminated_is_an_end
+from windtunnel.questions.asked.fleet.further import FleetBeside, FleetFlows, FleetLive, FleetPack, FleetWhen
 from windtunnel.questions.asked.fleet.study import Fleet
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Executor = Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")]
 Emitted = Annotated[Path, Parameter(help="--emit: the folder that gets the files (fleet-config).")]
 Folder = Annotated[Path, Parameter(help="Where a live run keeps its journal (fleet-live).")]
+Logs = Annotated[Path, Parameter(help="Folder of logs and of what jobs save (fleet-beside).")]
 
 
 def show_fleet(
@@ -117,6 +119,16 @@ def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("flee
     give(question, live_run, outputs, live_document(live_run))
 
 
+def show_beside(question: FleetBeside, outputs: Outputs, *, out: Logs = Path("fleet-beside")) -> None:
+    """Answer, and print."""
+    from windtunnel.faces.report.fleet_measured import beside_document
+    from windtunnel.studies.fleet.live.beside import answer_beside
+
+    with terminated_is_an_end(), working("running beside the service"):
+        beside_run = answer_beside(question, out)
+    give(question, beside_run, outputs, beside_document(beside_run))
+
+
 def _wrong(lint_answer: LintAnswer) -> int:
     """3 where something cannot be right."""
     return 3 if any(finding.severity == "error" for finding in lint_answer.findings) else 0
@@ -128,6 +140,8 @@ COMMANDS = (
     Command("fleet pack", show_pack, ("report", "rows", "json", "full")),
     Command("fleet flows", show_flows, ("report", "rows", "json")),
     answered("fleet lint", "reading", ("report", "json"), status=_wrong),
+    answered("fleet usage", "reading"),
     answered("fleet share", "fitting"),
     Command("fleet live", show_live),
+    Command("fleet beside", show_beside),
 )

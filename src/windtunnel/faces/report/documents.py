@@ -43,9 +43,11 @@ DOCUMENTS = {
     "studies.fleet.when:WhenAnswer": "fleet:when_answer_document",
     "studies.fleet.packing.study:PackAnswer": "fleet:pack_document",
     "studies.fleet.jobs.lint:LintAnswer": "fleet:lint_document",
+    "studies.fleet.jobs.usage:FleetUse": "fleet_measured:usage_document",
     "studies.fleet.sharing.study:Shared": "fleet:sharing_document",
     "studies.fleet.flows.study:FlowsStudy": "fleet:flows_document",
     "studies.fleet.live.study:LiveRun": "fleet:live_document",
+    "studies.fleet.live.beside:BesideRun": "fleet_measured:beside_document",
 }
 OF_JSON = {  # views that are made of `to_dict()`
     "studies.serving.policies:PolicyComparison": "serving.views:policies_document",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.jobs.fair_queues import shared_by
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import (
@@ -43,6 +44,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
 
     Raises UserError for what cannot be asked.
     """
+    jobs = replace(jobs, cohorts=shared_by(jobs.cohorts, jobs.quotas, site.gpus)) if jobs.cohorts else jobs
     if not isinstance(policy, str):
         own = own_of(policy)
         decider = own.make_policy(site, replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts))

@@ -1,8 +1,8 @@
-"""What a fleet is asked besides running a trace of jobs: `when`, `pack`, `flows`, `lint`, `share` and `live`."""
+"""What a fleet is asked besides running a trace: `when`, `pack`, `flows`, `lint`, `usage`, `share`, `live` ..."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.fleet.jobs import BANDS, SITE, JobTrace, Scheduled, Simulated
@@ -59,6 +59,15 @@ class FleetLint(JobTrace):
 
 
 @part
+class FleetUsage(JobTrace):
+    """What jobs did with the GPUs that they held."""
+
+    verb: ClassVar[str] = "fleet usage"
+    positional: ClassVar[tuple[str, ...]] = ("trace", "usage")
+    usage: Annotated[str, About("JSON that Prometheus answered to query_range: DCGM's or AMD's metrics by job or pod.")]
+
+
+@part
 class FleetShare:
     """Jobs whose traffic comes in turns, on links that they share."""
 
@@ -76,3 +85,30 @@ class FleetLive(Scheduled):
     host: Annotated[
         tuple[str, ...], About("What starts a command on a node, such as 'ssh b'; one for each, '' is here.", SITE)
     ] = ()
+
+
+@part
+class FleetBeside:
+    """Batch jobs run here beside a service, held back by control groups so that it stays in time."""
+
+    verb: ClassVar[str] = "fleet beside"
+    positional: ClassVar[tuple[str, ...]] = ("jobs",)
+    jobs: Annotated[str, About("YAML of batch jobs: job, command, cpus, memory (docs/fleet.md).")]
+    service: Annotated[str, About("Command of the service, such as 'python serve.py'.")]
+    probe: Annotated[
+        str, About("Address that is asked for its latency; without: what it writes to $WINDTUNNEL_LATENCIES.")
+    ] = ""
+    every: Annotated[float, About("Between two requests of the probe (20ms).", least=1e-3, most=10, unit="time")] = 0.02
+    p95: Annotated[
+        float | None, About("The service's 95th percentile at most; by default --slower.", least=1e-6, unit="time")
+    ] = None
+    slower: Annotated[float, About("Times its p95 alone that it may have beside batch jobs (1.1).", least=1.001)] = 1.1
+    alone: Annotated[float, About("For how long it is measured alone (5s).", least=0.2, most=3600, unit="time")] = 5.0
+    again: Annotated[
+        float,
+        About("After how long batch jobs pause to measure it alone again; 0: never (60s).", least=0, unit="time"),
+    ] = 60.0
+    longest: Annotated[float, About("After how long it ends, done or not (1h).", least=1, unit="time")] = 3600.0
+    policy: Annotated[
+        Literal["rose", "rose-qos"], About("Who leaves first: the youngest, or whose leaving costs least (rose-qos).")
+    ] = "rose-qos"

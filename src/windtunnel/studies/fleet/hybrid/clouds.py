@@ -10,6 +10,7 @@
       - {name: east, price_per_gpu_hour: 3.4, egress_per_gb: 0.09, bandwidth: 5 Gb/s, startup: 3 min, privacy: public}
       - {name: partner, gpus: 64, price_per_gpu_hour: 1.9, owner: partner, privacy: internal}
       - {name: spot, price_per_gpu_hour: 1.2, spot: {up: 5 h, down: 30 min}}    drawn, means of exponentials
+      - {catalogue: aws.csv, accelerator: H100, regions: [us-east-1]}    `catalogue.py`
     starburst: {wait: 0.5, per: runtime}
 
 A pool without `gpus` has as many as anyone asks for. Own GPUs without a price are taken as paid for.
@@ -24,6 +25,8 @@ from pathlib import Path
 from windtunnel.errors import SpecError
 from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys, number
+from windtunnel.studies.fleet.hybrid.catalogue import OWN as OF_CATALOGUE
+from windtunnel.studies.fleet.hybrid.catalogue import priced
 from windtunnel.studies.fleet.policies.hybrid import LABELS, PER, Per
 from windtunnel.units import parse_bandwidth, parse_time
 
@@ -71,7 +74,10 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
         raise SpecError("pools", listed, "list the clouds beside the own GPUs, each with name and price", where)
     own = {key: value for key, value in data.items() if key not in OWN}
     clouds = [_cloud({"privacy": "private", "startup": 0.0, **own}, "own", own_gpus, where)]
-    for place, each in enumerate(listed, 1):
+    pools = [
+        pool for each in listed for pool in (priced(each, path.parent, where) if OF_CATALOGUE & set(each) else (each,))
+    ]
+    for place, each in enumerate(pools, 1):
         name = each.get("name", f"pool-{place}")
         if not isinstance(name, str) or name == "own" or name in [cloud.name for cloud in clouds]:
             raise SpecError("name", name, "give each pool a name of its own", where)

@@ -53,7 +53,8 @@ def jobs_of_objects(objects: Sequence[Object], notes: Notes) -> list[dict[str, o
     first = min((time for row in rows if isinstance(time := row["submit_s"], float)), default=0.0)
     behind = cluster_queues(objects)
     for row in rows:
-        row["cluster_queue"] = behind.get(f"{row['user']}/{row['queue']}", "")
+        queue = str(row["queue"])
+        row["cluster_queue"] = behind.get(f"{row['user']}/{queue}") or behind.get(queue, "")
         row.update({key: time - first for key in TIMES if isinstance(time := row[key], float)})
     return rows
 

@@ -78,11 +78,13 @@ def _limit(rows: Sequence[Object], key: str) -> int | None:
 
 
 def cluster_queues(objects: Sequence[Object]) -> dict[str, str]:
-    """The ClusterQueue behind each local queue, as LocalQueues and admitted Workloads say it."""
+    """The ClusterQueue behind each local queue, as LocalQueues and Workloads say it; a `Queue` is its own."""
     behind = {}
     for each in objects:
         space = text_at(each, "metadata", "namespace")
-        if text_at(each, "kind") == "LocalQueue":
+        if text_at(each, "kind") == "Queue":  # of no namespace
+            behind[text_at(each, "metadata", "name")] = text_at(each, "metadata", "name")
+        elif text_at(each, "kind") == "LocalQueue":
             behind[f"{space}/{text_at(each, 'metadata', 'name')}"] = text_at(each, "spec", "clusterQueue")
         elif text_at(each, "kind") == "Workload" and text_at(each, "status", "admission", "clusterQueue"):
             behind[f"{space}/{text_at(each, 'spec', 'queueName')}"] = text_at(

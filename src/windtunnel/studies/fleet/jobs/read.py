@@ -23,6 +23,7 @@ from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.bytes import GZIP, path_of
 from windtunnel.files.document import read_documents
 from windtunnel.files.table import Table, read_table, table_of
+from windtunnel.studies.fleet.jobs.fair_queues import fair_queues_of_objects
 from windtunnel.studies.fleet.jobs.kubernetes import jobs_of_objects
 from windtunnel.studies.fleet.jobs.kueue import cohorts_of_objects, quotas_of_objects
 from windtunnel.studies.fleet.jobs.slurm_json import is_slurm, rows_of
@@ -193,5 +194,6 @@ def read_manifests(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, 
         unread = notes.rows()
         problem = f"{unread[0].examples[0] or 'an object'} {unread[0].reason}" if unread else "holds no job"
         raise InputFileError(path, problem, "write it with `kubectl get -o yaml`")
-    quotas = quotas_of_objects(objects, notes)
-    return table_of(path, rows), notes.rows(), quotas, cohorts_of_objects(objects)
+    quotas, cohorts = quotas_of_objects(objects, notes), cohorts_of_objects(objects)
+    fair = fair_queues_of_objects(objects, notes)
+    return table_of(path, rows), notes.rows(), quotas + fair[0], cohorts + fair[1]

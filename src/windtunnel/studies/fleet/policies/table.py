@@ -22,6 +22,7 @@ from windtunnel.studies.fleet.policies import (
     themis,
     tiresias,
 )
+from windtunnel.studies.fleet.policies.kueue import fair
 from windtunnel.studies.fleet.policies.kueue import policy as kueue
 from windtunnel.studies.fleet.policies.slurm import policy as slurm
 from windtunnel.studies.fleet.traits import Traits
@@ -34,6 +35,7 @@ POLICIES: Mapping[str, Traits] = {
         *queues.POLICIES,
         slurm.POLICY,
         kueue.POLICY,
+        *fair.POLICIES,
         tiresias.POLICY,
         gittins.POLICY,
         srtf.POLICY,

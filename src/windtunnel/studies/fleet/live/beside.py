@@ -1,0 +1,374 @@
+"""Batch jobs beside a service on this machine, held back by control groups so that the service stays in time.
+
+The service's real twin of `studies/fleet/oversubscribe`: it is started, measured alone, and batch jobs run behind it
+(idle class, cores, memory); `control.py` decides window by window. Every `again_s` all batch jobs stand still for
+`alone_s`, so that alone and beside are measured in turns, under the load of the same minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+
+from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.files.document import read_mapping
+from windtunnel.questions.asked.fleet.further import FleetBeside
+from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live.control import Action, Controller, Window
+from windtunnel.studies.fleet.live.groups import Group, root_group
+from windtunnel.studies.fleet.live.latency import TIMEOUT_S, Latencies, Probe, Written
+from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
+from windtunnel.units import parse_bytes
+
+REMEDY = "give `jobs`, each with job and command, and cpus and memory where they are known (docs/fleet.md)"
+PREFIX = "windtunnel-beside-"  # of groups, and then the number of the process whose they are
+JOBS_MOST = 1000
+REQUESTS = 100  # that a window's p95 is of
+WINDOW_S = 2.0  # at most, where requests are few
+TICK_S = 0.05
+START_S = 60.0  # until a service answers
+ENOUGH = 20  # requests that a p95 can be told from
+
+
+@dataclass
+class BatchJob:
+    """One batch job and where it stands."""
+
+    index: int
+    name: str
+    command: str
+    cpus: float
+    memory: int
+    group: Group | None = None
+    identity: tuple[int, int] = (0, -1)
+    began_s: float = 0.0
+    starts: int = 0
+    retries: int = 0
+    cpu_s: float = 0.0  # of starts before
+    state: str = "waiting"
+    frozen: bool = False
+
+    @property
+    def attempt(self) -> str:
+        """Name of this start."""
+        return str(self.starts)
+
+
+@dataclass(frozen=True)
+class BesideRun(Answer):
+    """What the service and the batch jobs had of the machine. p95 in seconds; uses are shares of its cores."""
+
+    policy: str
+    p95_alone_s: float
+    p95_beside_s: float | None
+    p95_first_s: float | None  # of requests before the controller had its first window
+    target_s: float
+    use_alone: float
+    use_beside: float
+    batch_cpu_s: float
+    late_windows: int
+    windows: int
+    freezes: int
+    evictions: int
+    jobs: tuple[dict[str, str | float], ...]
+    curve: tuple[tuple[float, float, float], ...] = ()  # time, p95, cores of the batch jobs
+    warnings: Sequence[str] = ()
+
+    JSON_LEAVES_OUT = ("warnings",)
+
+
+@dataclass
+class Phase:
+    """Requests and machine time of one kind of minutes."""
+
+    latencies: list[float] = field(default_factory=list)
+    busy_s: float = 0.0
+    whole_s: float = 0.0
+
+    @property
+    def use(self) -> float:
+        """Share of the machine's cores."""
+        return self.busy_s / self.whole_s if self.whole_s else 0.0
+
+
+def read_batch(path: Path) -> list[BatchJob]:
+    """Jobs of a file. Raises InputFileError, SpecError."""
+    rows = read_mapping(path, REMEDY).get("jobs")
+    if not isinstance(rows, list) or not 0 < len(rows) <= JOBS_MOST:
+        raise InputFileError(path, f"has no list of 1 to {JOBS_MOST} `jobs`", REMEDY)
+    jobs: list[BatchJob] = []
+    for number, row in enumerate(rows):
+        known = isinstance(row, Mapping) and {"command"} <= set(row) <= {"job", "command", "cpus", "memory"}
+        if not known or not isinstance(row["command"], str):
+            what = f"has a job that is not job, command, cpus and memory: number {number + 1}"
+            raise InputFileError(path, what, REMEDY)
+        name = str(row.get("job", number + 1))
+        if "/" in name or name in ("", ".", "..") or name in {job.name for job in jobs}:
+            raise SpecError("job", name, "give each a name of its own, which a folder can have", str(path))
+        cpus = row.get("cpus", 1)
+        if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 < cpus < 1e6:
+            raise SpecError(f"cpus of {name}", cpus, "give a number of cores above 0", str(path))
+        memory = parse_bytes(row["memory"], f"memory of {name}", str(path)) if "memory" in row else 0
+        jobs.append(BatchJob(number, name, row["command"], float(cpus), memory))
+    return jobs
+
+
+def p95_of(latencies: Sequence[float]) -> float | None:
+    """The 95th percentile; None of too few."""
+    return quantiles(latencies, n=20)[-1] if len(latencies) >= ENOUGH else None
+
+
+def machine_times() -> tuple[float, float]:
+    """(busy, all) seconds of all cores since the machine started."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of the machine that a process can still have, and all."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free, whole = (int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+    return free, whole
+
+
+@contextmanager
+def own_group(root: Group) -> Iterator[Group]:
+    """A group of this process; those of processes that are gone are taken away with all that is in them."""
+    for group in root.children():
+        owner = group.name.removeprefix(PREFIX)
+        if owner != group.name and owner.isdigit() and process.birth_of(int(owner)) is None:
+            group.remove()
+    group = root.child(f"{PREFIX}{os.getpid()}")
+    try:
+        yield group
+    finally:
+        group.remove()
+        process.reap()
+
+
+class Beside:
+    """A service and its batch jobs under one controller."""
+
+    def __init__(self, question: FleetBeside, jobs: list[BatchJob], group: Group, folder: Path) -> None:
+        self.question, self.jobs, self.folder = question, jobs, folder
+        self.cores = float(len(os.sched_getaffinity(0)))
+        self.controller = Controller(self.cores, RULES[question.policy])
+        self.service, self.batch = group.child("service"), group.child("batch")
+        self.service.stand_before()
+        self.batch.stand_behind()
+        self.alone, self.beside, self.first = Phase(), Phase(), Phase()
+        self.late = self.windows = self.freezes = self.evictions = 0
+        self.curve: list[tuple[float, float, float]] = []
+        self.began_s = time.monotonic()
+
+    def run(self) -> BesideRun:
+        """Until all batch jobs are done, or the time is up. Raises UserError where the service does not run."""
+        latencies = self._start_service()
+        try:
+            self._measure(latencies, self.question.alone, self.alone)
+            alone_s = p95_of(self.alone.latencies)
+            if alone_s is None:
+                raise UserError(
+                    f"the service had {len(self.alone.latencies)} requests in {self.question.alone:g} s, {ENOUGH} are"
+                    " needed: give a longer --alone, or more load"
+                )
+            self.began_s = time.monotonic()
+            next_alone = self.began_s + self.question.again
+            self._admit()
+            while any(job.state == "running" for job in self.jobs) or self._waiting():
+                self._window(latencies, p95_of(self.alone.latencies) or alone_s)
+                now = time.monotonic()
+                if now - self.began_s > self.question.longest:
+                    break
+                if self.question.again and now > next_alone:
+                    self.batch.freeze(on=True)
+                    self._measure(latencies, TICK_S * 4, Phase())  # what was under way
+                    self._measure(latencies, self.question.alone, self.alone)
+                    self.batch.freeze(on=False)
+                    next_alone = time.monotonic() + self.question.again
+            return self._answer()
+        finally:
+            latencies.close()
+            self._stop(self.folder / "service", "1")
+
+    @property
+    def target_s(self) -> float:
+        """What p95 the service is promised."""
+        return self.question.p95 or self.question.slower * (p95_of(self.alone.latencies) or 0.0)
+
+    def _start_service(self) -> Latencies:
+        written, probe = self.folder / "latencies", self.question.probe
+        latencies: Latencies = Probe(probe, self.question.every) if probe else Written(written)
+        environment = {} if probe else {"WINDTUNNEL_LATENCIES": str(written)}
+        self._launch(self.folder / "service", "1", f"{self.service.entry()} {self.question.service}", environment)
+        until = time.monotonic() + START_S
+        while not any(value < TIMEOUT_S or not probe for value in latencies.take()):
+            ended = process.status(self.folder / "service", "1")
+            if ended is not None or time.monotonic() > until:
+                latencies.close()
+                why = f"ended with {ended}" if ended is not None else f"answered nothing in {START_S:g} s"
+                raise UserError(f"the service {why}: see {self.folder / 'service' / 'log.1'}")
+            time.sleep(TICK_S)
+        return latencies
+
+    def _launch(self, folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> None:
+        for name in ("pid", "exit"):  # of an earlier run in this folder
+            (folder / f"{name}.{attempt}").unlink(missing_ok=True)
+        process.launch(folder, attempt, command, environment)
+
+    def _stop(self, folder: Path, attempt: str) -> None:
+        """Ask what was started to end, and end it."""
+        number = process.number(folder, attempt, process.BIRTH_S)
+        if number is not None and (born := process.birth_of(number)) is not None:
+            process.stop(number, born)
+
+    def _measure(self, latencies: Latencies, seconds: float, phase: Phase) -> None:
+        latencies.take()
+        busy, whole = machine_times()
+        time.sleep(seconds)
+        self._count(phase, busy, whole)
+        phase.latencies += latencies.take()
+
+    def _count(self, phase: Phase, busy: float, whole: float) -> None:
+        now_busy, now_whole = machine_times()
+        phase.busy_s += now_busy - busy
+        phase.whole_s += now_whole - whole
+
+    def _window(self, latencies: Latencies, alone_s: float) -> None:
+        """Measure, decide, act."""
+        latencies.take()
+        busy, whole = machine_times()
+        began, cpu_s = time.monotonic(), self.batch.cpu_s()
+        ended: list[float] = []
+        while len(ended) < REQUESTS and time.monotonic() - began < WINDOW_S:
+            time.sleep(TICK_S)
+            ended += latencies.take()
+            self._collect()
+            if not any(job.state == "running" for job in self.jobs):
+                break
+        lasted = time.monotonic() - began
+        phase = self.beside if self.windows else self.first
+        self._count(phase, busy, whole)
+        phase.latencies += ended
+        p95, target = p95_of(ended), self.target_s
+        guests = [self._guest(job) for job in self.jobs if job.state == "running"]
+        frozen = frozenset(job.index for job in self.jobs if job.frozen)
+        free, installed = memory()
+        batch_cores = (self.batch.cpu_s() - cpu_s) / lasted
+        window = Window(p95, alone_s, target, batch_cores, 1.0 - free / installed, guests, frozen, self._waiting())
+        self.windows += 1
+        self.late += p95 is not None and p95 > target
+        self.curve.append((time.monotonic() - self.began_s, p95 or 0.0, self.controller.quota))
+        self._act(self.controller.decide(window))
+
+    def _act(self, action: Action) -> None:
+        self.batch.limit_cores(None if action.cores >= self.cores else action.cores)
+        for index, on in ((action.freeze, True), (action.thaw, False)):
+            if index is not None and (group := self.jobs[index].group) is not None:
+                group.freeze(on=on)
+                self.jobs[index].frozen = on
+                self.freezes += on
+        if action.leave is not None:
+            self._evict(self.jobs[action.leave])
+        if action.admit or not any(job.state == "running" for job in self.jobs):
+            self._admit()
+
+    def _guest(self, job: BatchJob) -> Running:
+        saved = max((path.stat().st_mtime for path in self._folder(job).iterdir()), default=0.0)
+        since = time.time() - max(saved, time.time() - (time.monotonic() - job.began_s))
+        return Running(job.index, job.began_s, job.cpus / self.cores, since, job.retries, True)
+
+    def _folder(self, job: BatchJob) -> Path:
+        return self.folder / "jobs" / job.name
+
+    def _waiting(self) -> bool:
+        return any(job.state == "waiting" for job in self.jobs)
+
+    def _admit(self) -> None:
+        """Start the next jobs whose cores and memory are there. The first always comes in."""
+        running = [job for job in self.jobs if job.state == "running"]
+        cores = sum(job.cpus for job in running)
+        for job in self.jobs:
+            if job.state != "waiting":
+                continue
+            if running and (cores + job.cpus > self.cores + 1e-9 or job.memory > memory()[0]):
+                continue
+            job.group = self.batch.child(f"job{job.index}")
+            if job.memory:
+                job.group.limit_memory(job.memory)
+            folder = self._folder(job)
+            job.starts += 1
+            command = f"{job.group.entry()} {job.command}"
+            self._launch(folder, job.attempt, command, {"WINDTUNNEL_FOLDER": str(folder)})
+            number = process.number(folder, job.attempt, process.BIRTH_S)
+            job.identity = (0, -1) if number is None else (number, process.birth_of(number) or -1)
+            job.began_s, job.state = time.monotonic(), "running"
+            running.append(job)
+            cores += job.cpus
+
+    def _collect(self) -> None:
+        """Jobs that ended."""
+        process.reap()
+        for job in self.jobs:
+            if job.state == "running" and process.birth_of(job.identity[0]) != job.identity[1]:
+                status = process.status(self._folder(job), job.attempt)
+                self._gone(job, "completed" if status == 0 else "failed")
+
+    def _gone(self, job: BatchJob, state: str) -> None:
+        assert job.group is not None, "it ran"
+        job.cpu_s += job.group.cpu_s()
+        job.group.remove()
+        job.group, job.frozen, job.state = None, False, state
+
+    def _evict(self, job: BatchJob) -> None:
+        """It comes again unless it came too often."""
+        self.evictions += 1
+        self._leave(job, "waiting" if job.retries < self.controller.rules.retries else "given up")
+        job.retries += 1
+
+    def _leave(self, job: BatchJob, state: str) -> None:
+        """Ask it to save, and stop it."""
+        assert job.group is not None, "it runs"
+        job.group.freeze(on=False)
+        self.batch.limit_cores(None)  # with a sliver of a core it could save nothing
+        self._stop(self._folder(job), job.attempt)
+        self.batch.limit_cores(None if self.controller.quota >= self.cores else self.controller.quota)
+        self._gone(job, state)
+
+    def _answer(self) -> BesideRun:
+        for job in self.jobs:
+            if job.state == "running":
+                self._leave(job, "cut off")
+        alone_s = p95_of(self.alone.latencies)
+        assert alone_s is not None, "measured at first"
+        beside_s = p95_of(self.beside.latencies or self.first.latencies)
+        given_up = [job.name for job in self.jobs if job.state == "given up"]
+        often = self.controller.rules.retries + 1
+        warnings = [f"evicted {often} times, not started again: {', '.join(given_up)}"] if given_up else []
+        return BesideRun(
+            self.question.policy, alone_s, beside_s, p95_of(self.first.latencies), self.target_s, self.alone.use,
+            self.beside.use or self.first.use, sum(job.cpu_s for job in self.jobs), self.late, self.windows,
+            self.freezes, self.evictions,
+            tuple(
+                {"job": job.name, "state": job.state, "cpu_s": round(job.cpu_s, 3), "starts": job.starts}
+                for job in self.jobs
+            ),
+            tuple(self.curve), warnings,
+        )  # fmt: skip
+
+
+def answer_beside(question: FleetBeside, folder: Path) -> BesideRun:
+    """The service and its batch jobs, run here; logs are in `folder`. Raises UserError."""
+    jobs = read_batch(Path(question.jobs))
+    if not question.service.strip():
+        raise SpecError("--service", question.service, "give the command of the service")
+    folder.mkdir(parents=True, exist_ok=True)
+    with own_group(root_group()) as group:
+        return Beside(question, jobs, group, folder.resolve()).run()

@@ -1,0 +1,96 @@
+"""What a node's agent does for the service beside batch jobs: the ladder of over-subscription, one window at a time.
+
+    late       the service's p95 over its target: the batch jobs' cores are cut (`throttle`, at most by half at once)
+    still late with hardly any cores, `windows` in a row: the victim is frozen, one a window
+    ... with all frozen: the victim leaves: asked to save, stopped, and started again later, `retries` times at most
+    memory     hardly any free: the victim leaves at once
+    calm       p95 below the middle between alone and the target: thaw one; else cores grow by a tenth of the machine's;
+               with all cores back, the next job that waits comes in
+
+The victim is that of the simulated policies (`studies/fleet/policies/oversubscribe.py`): the youngest (`rose`), or
+whose leaving costs least (`rose-qos`). This is a pure function of what was measured and of its own few counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from windtunnel.studies.fleet.live.groups import LEAST_CORES
+from windtunnel.studies.fleet.policies.oversubscribe import Rules, Running, least_loss, throttle, youngest
+
+GROWTH = 0.1  # of the machine's cores, in a calm window
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was measured in one. `p95_s`: None without requests; `guests`: batch jobs here, frozen ones by `frozen`."""
+
+    p95_s: float | None
+    alone_s: float
+    target_s: float
+    batch_cores: float
+    memory_use: float
+    guests: Sequence[Running]
+    frozen: frozenset[int] = frozenset()
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is to be done. Numbers are those of jobs."""
+
+    cores: float
+    freeze: int | None = None
+    thaw: int | None = None
+    leave: int | None = None
+    admit: bool = False
+
+
+@dataclass
+class Controller:
+    """Counts from window to window. `cores`: of the machine."""
+
+    cores: float
+    rules: Rules = field(default_factory=Rules)
+    quota: float = 0.0
+    late: int = 0  # windows in a row
+
+    def __post_init__(self) -> None:
+        self.quota = self.quota or self.cores
+
+    @property
+    def victim(self) -> Callable[[Sequence[Running]], Running]:
+        """Who leaves first."""
+        return (lambda guests: least_loss(guests, self.rules)) if self.rules.reschedule else youngest
+
+    def decide(self, window: Window) -> Action:
+        """The next step of the ladder."""
+        if window.memory_use > self.rules.memory and window.guests:
+            return Action(self.quota, leave=self.victim(window.guests).task)
+        if window.p95_s is None:
+            return Action(self.quota)
+        if window.p95_s > window.target_s:
+            self.late += 1
+            return self._relieve(window)
+        self.late = 0
+        if window.p95_s > (window.alone_s + window.target_s) / 2.0:
+            return Action(self.quota)
+        if window.frozen:
+            return Action(self.quota, thaw=min(window.frozen))
+        full = self.quota >= self.cores
+        self.quota = min(self.cores, self.quota + GROWTH * self.cores)
+        return Action(self.quota, admit=full and window.waiting)
+
+    def _relieve(self, window: Window) -> Action:
+        assert window.p95_s is not None, "late"
+        used = min(self.quota, max(window.batch_cores, LEAST_CORES))
+        self.quota = max(LEAST_CORES, used * throttle(used * (1.0 - window.target_s / window.p95_s), used))
+        if self.quota > LEAST_CORES or self.late <= self.rules.windows:
+            return Action(self.quota)
+        moving = [guest for guest in window.guests if guest.task not in window.frozen]
+        if moving:
+            return Action(self.quota, freeze=self.victim(moving).task)
+        if window.guests and self.late > 2 * self.rules.windows:
+            return Action(self.quota, leave=self.victim(window.guests).task)
+        return Action(self.quota)

@@ -1,0 +1,262 @@
+"""Control groups of Linux behind one seam: version 2, and version 1 where a machine still has that.
+
+What a group of processes may use of a machine (cores, memory), how it stands behind others (weight, idle), and what it
+used; it is frozen, thawed and killed as one. A knob that a kernel lacks and that only makes something better (weights
+of disks, `cpu.idle`) is left alone; without cores, memory and freezing `root_group` refuses.
+
+Kernel documentation: admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from windtunnel.errors import UserError
+
+MOUNT = Path("/sys/fs/cgroup")
+PERIOD_US = 20_000  # of a quota: a group that used its own up stands still for at most so long
+LEAST_CORES = 0.05  # a quota of 1 ms, the kernel's least
+PATIENCE_S = 5.0  # until all that was killed is gone
+NEEDS = "run it as root, or where groups are delegated: systemd-run --user --scope -p Delegate=yes windtunnel ..."
+
+
+class Group(ABC):
+    """Processes under one name. Times are in seconds, sizes in bytes."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = tuple(folders)  # one in each hierarchy
+
+    @property
+    def name(self) -> str:
+        """Of its folders."""
+        return self.folders[0].name
+
+    def child(self, name: str) -> Group:
+        """A group within this one, made if it is not there."""
+        self._open()
+        group = type(self)([folder / name for folder in self.folders])
+        for folder in group.folders:
+            folder.mkdir(exist_ok=True)
+        return group
+
+    def children(self) -> list[Group]:
+        """Groups within this one."""
+        names = sorted(path.name for path in self.folders[0].iterdir() if path.is_dir())
+        return [type(self)([folder / name for folder in self.folders]) for name in names]
+
+    def entry(self) -> str:
+        """Words of a shell that put it, and all that it starts, into the group; it ends where that fails."""
+        return " ".join(f"echo 0 > '{folder}/cgroup.procs' || exit 126;" for folder in self.folders)
+
+    def processes(self) -> list[int]:
+        """Numbers of the processes in it and in its children."""
+        own = [int(word) for word in (self.folders[0] / "cgroup.procs").read_text().split()]
+        return own + [number for group in self.children() for number in group.processes()]
+
+    def kill(self) -> None:
+        """Kill all that is in it and in its children."""
+        until = time.monotonic() + PATIENCE_S
+        while numbers := self.processes():
+            for number in numbers:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            self.freeze(on=False)  # what is frozen dies when it thaws
+            if time.monotonic() > until:
+                raise UserError(f"control group {self.name}: {len(numbers)} processes do not end")
+            time.sleep(0.01)
+
+    def remove(self) -> None:
+        """Kill what is left in it, and take it away with its children."""
+        self.kill()
+        for group in self.children():
+            group.remove()
+        until = time.monotonic() + PATIENCE_S
+        for folder in self.folders:
+            while folder.is_dir():
+                try:
+                    folder.rmdir()
+                except OSError:  # a process that was killed a moment ago still counts
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.01)
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Let children have controllers."""
+
+    @abstractmethod
+    def limit_cores(self, cores: float | None) -> None:
+        """So many cores at most; None: all."""
+
+    @abstractmethod
+    def limit_memory(self, size: int | None) -> None:
+        """So many bytes at most; None: all."""
+
+    @abstractmethod
+    def stand_behind(self) -> None:
+        """It runs when nobody else wants to: cores, and disks where the kernel weighs them."""
+
+    @abstractmethod
+    def stand_before(self) -> None:
+        """It has the highest weight."""
+
+    @abstractmethod
+    def freeze(self, *, on: bool) -> None:
+        """Stop all that is in it where it stands, or let it go on."""
+
+    @abstractmethod
+    def cpu_s(self) -> float:
+        """CPU time used so far, its children's too."""
+
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Memory in use now, its children's too."""
+
+
+class Version2(Group):
+    """One hierarchy with all controllers."""
+
+    def _open(self) -> None:
+        path = self.folders[0] / "cgroup.subtree_control"
+        for name in ("cpu", "memory", "io"):
+            _try(path, f"+{name}")
+
+    def limit_cores(self, cores: float | None) -> None:
+        """See `Group`."""
+        _put(self.folders[0] / "cpu.max", f"{'max' if cores is None else _quota_us(cores)} {PERIOD_US}")
+
+    def limit_memory(self, size: int | None) -> None:
+        """See `Group`."""
+        _put(self.folders[0] / "memory.max", "max" if size is None else str(size))
+
+    def stand_behind(self) -> None:
+        """See `Group`."""
+        if not _try(self.folders[0] / "cpu.idle", "1"):
+            _put(self.folders[0] / "cpu.weight", "1")
+        _try(self.folders[0] / "io.weight", "default 1")
+
+    def stand_before(self) -> None:
+        """See `Group`."""
+        _put(self.folders[0] / "cpu.weight", "10000")
+        _try(self.folders[0] / "io.weight", "default 10000")
+
+    def freeze(self, *, on: bool) -> None:
+        """See `Group`."""
+        _put(self.folders[0] / "cgroup.freeze", str(int(on)))
+
+    def cpu_s(self) -> float:
+        """See `Group`."""
+        return int(_fields(self.folders[0] / "cpu.stat")["usage_usec"]) / 1e6
+
+    def memory_bytes(self) -> int:
+        """See `Group`."""
+        return int((self.folders[0] / "memory.current").read_text())
+
+
+class Version1(Group):
+    """A hierarchy for each controller: freezer, cpu, cpuacct, memory, blkio where it is there."""
+
+    ORDER = ("freezer", "cpu", "cpuacct", "memory", "blkio")
+    MUST = ORDER[:4]
+
+    def _open(self) -> None:
+        for folder in self.folders:
+            _try(folder / "memory.use_hierarchy", "1")
+
+    def _of(self, controller: str) -> Path:
+        return self.folders[self.ORDER.index(controller)]
+
+    def limit_cores(self, cores: float | None) -> None:
+        """See `Group`."""
+        _put(self._of("cpu") / "cpu.cfs_period_us", str(PERIOD_US))
+        _put(self._of("cpu") / "cpu.cfs_quota_us", str(-1 if cores is None else _quota_us(cores)))
+
+    def limit_memory(self, size: int | None) -> None:
+        """See `Group`."""
+        _put(self._of("memory") / "memory.limit_in_bytes", str(-1 if size is None else size))
+
+    def stand_behind(self) -> None:
+        """See `Group`."""
+        if not _try(self._of("cpu") / "cpu.idle", "1"):
+            _put(self._of("cpu") / "cpu.shares", "2")
+        self._weigh_disks(1)
+
+    def stand_before(self) -> None:
+        """See `Group`."""
+        _put(self._of("cpu") / "cpu.shares", "262144")
+        self._weigh_disks(1000)
+
+    def _weigh_disks(self, weight: int) -> None:
+        if len(self.folders) == len(self.ORDER):
+            _try(self._of("blkio") / "blkio.bfq.weight", str(weight))
+
+    def freeze(self, *, on: bool) -> None:
+        """See `Group`."""
+        _put(self._of("freezer") / "freezer.state", "FROZEN" if on else "THAWED")
+
+    def cpu_s(self) -> float:
+        """See `Group`."""
+        return int((self._of("cpuacct") / "cpuacct.usage").read_text()) / 1e9
+
+    def memory_bytes(self) -> int:
+        """See `Group`."""
+        return int((self._of("memory") / "memory.usage_in_bytes").read_text())
+
+
+def root_group(mount: Path = MOUNT) -> Group:
+    """The group in which this process may make others, of version 2 or 1. Raises UserError where it may not."""
+    controllers = mount / "cgroup.controllers"
+    if controllers.is_file() and {"cpu", "memory"} <= set(controllers.read_text().split()):
+        group: Group = Version2([mount])
+    else:
+        there = [mount / name for name in Version1.ORDER if (mount / name / "cgroup.procs").is_file()]
+        if not {mount / name for name in Version1.MUST} <= set(there):
+            raise UserError(f"{mount}: no control groups with controllers for cpu, memory and freezing; {NEEDS}")
+        group = Version1(there)
+    if not all(os.access(folder / "cgroup.procs", os.W_OK) for folder in group.folders):
+        group = _delegated(group)
+    return group
+
+
+def _delegated(group: Group) -> Group:
+    """The group that this process is in, where it may write there: itself moved into a leaf, as version 2 wants it."""
+    own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line[:3] == "0::"), "/")
+    folder = group.folders[0] / own.lstrip("/")
+    if not isinstance(group, Version2) or not os.access(folder / "cgroup.procs", os.W_OK):
+        raise UserError(f"{group.folders[0]}: control groups cannot be written here; {NEEDS}")
+    leaf = folder / "windtunnel-itself"
+    leaf.mkdir(exist_ok=True)
+    _put(leaf / "cgroup.procs", "0")
+    return Version2([folder])
+
+
+def _quota_us(cores: float) -> int:
+    return max(1000, round(cores * PERIOD_US))
+
+
+def _fields(path: Path) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
+
+
+def _put(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be set to {text}: {error.strerror}; {NEEDS}") from error
+
+
+def _try(path: Path, text: str) -> bool:
+    """Whether the kernel has that knob and takes the value."""
+    if not path.is_file():
+        return False
+    try:
+        path.write_text(text)
+    except OSError:
+        return False
+    return True

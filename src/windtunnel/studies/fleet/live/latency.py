@@ -1,0 +1,110 @@
+"""Latencies of a service as it runs: asked by HTTP at a steady pace, or read from the file that it writes.
+
+A request of the probe is timed from when it was due, so one that waits behind a slow one counts in full.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from windtunnel.errors import SpecError
+
+TIMEOUT_S = 5.0  # after which a request counts as lost, and as that late
+FILE_MOST = 1 << 20  # bytes read at once of what a service wrote
+
+
+class Latencies(Protocol):
+    """Seconds of each request since it was last asked."""
+
+    def take(self) -> list[float]:
+        """Those that ended meanwhile."""
+
+    def close(self) -> None:
+        """No more are wanted."""
+
+
+class Probe:
+    """A thread that sends a GET each `every_s`. Raises SpecError where the URL is none."""
+
+    def __init__(self, url: str, every_s: float) -> None:
+        parts = urlsplit(url)
+        try:
+            self.where = (parts.hostname or "", parts.port or 80)
+        except ValueError:
+            self.where = ("", 0)
+        if parts.scheme != "http" or not self.where[0]:
+            raise SpecError("--probe", url, "give the address of a service, such as http://127.0.0.1:8000/health")
+        self.path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self.every_s = every_s
+        self.ended: list[float] = []
+        self.lock, self.stopped = threading.Lock(), threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def take(self) -> list[float]:
+        """See `Latencies`."""
+        with self.lock:
+            ended, self.ended = self.ended, []
+        return ended
+
+    def close(self) -> None:
+        """See `Latencies`."""
+        self.stopped.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # as root: what it waits for a core is not the service's
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
+        due = time.monotonic()
+        connection: http.client.HTTPConnection | None = None
+        while not self.stopped.wait(max(0.0, due - time.monotonic())):
+            try:
+                connection = connection or http.client.HTTPConnection(*self.where, timeout=TIMEOUT_S)
+                connection.request("GET", self.path)
+                answer = connection.getresponse()
+                answer.read()
+                took = time.monotonic() - due if answer.status < 500 else math.inf
+            except (OSError, http.client.HTTPException):
+                took, connection = math.inf, None
+            with self.lock:
+                self.ended.append(min(took, TIMEOUT_S))
+            due = max(due + self.every_s, time.monotonic() - TIMEOUT_S)
+
+
+class Written:
+    """What the service appends to a file: seconds, a line each request."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at = path, 0
+        path.write_bytes(b"")
+
+    def take(self) -> list[float]:
+        """See `Latencies`. Raises SpecError where a line is no number of seconds."""
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            data = file.read(FILE_MOST)
+        whole = data[: data.rfind(b"\n") + 1]
+        self.at += len(whole)
+        return [self._seconds(line) for line in whole.split(b"\n") if line.strip()]
+
+    def close(self) -> None:
+        """See `Latencies`."""
+
+    def _seconds(self, line: bytes) -> float:
+        try:
+            value = float(line)
+        except ValueError:
+            value = -1.0
+        if not 0.0 <= value < math.inf:
+            raise SpecError(
+                "WINDTUNNEL_LATENCIES", line[:40].decode(errors="replace"), "write seconds, a line a request"
+            )
+        return value

@@ -1,0 +1,32 @@
+"""KAI-Scheduler and Volcano: queues that share what is left by weight, and take back what they are owed.
+
+KAI divides over-quota GPUs by weight, level by level; Volcano's `proportion` (or `capacity`) plugin gives each queue
+its part by weight up to what it can use. Each turn goes to the queue that is least over what it is owed, and one that
+is owed more stops jobs of the one that is furthest over: Kueue's fair sharing on such queues (`jobs/fair_queues.py`).
+Recast from their concepts, not from their code: no minimum run time before a job may be stopped, no parts of GPUs, no
+time-based fair share, no second pass of Volcano's actions; a gang starts whole. Sources: KAI-Scheduler v0.9,
+Volcano 1.12.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from windtunnel.studies.fleet.policies.kueue.policy import POLICY, Kueue
+from windtunnel.studies.fleet.policies.kueue.topology import Topology
+
+POLICIES = tuple(
+    replace(
+        POLICY,
+        name=name,
+        make=lambda site, options: Kueue(
+            0 if options.pool else site.per_node,
+            {quota.name: quota for quota in options.quotas},
+            fair_sharing=True,
+            cohorts=options.cohorts,
+            topology=Topology.of(dict(site.topology)),
+        ),
+        source=source,
+    )
+    for name, source in (("kai", "KAI-Scheduler, kai-scheduler.io"), ("volcano", "Volcano, volcano.sh"))
+)

@@ -1,0 +1,257 @@
+"""The controller beside a service: laws of its ladder, control groups of both versions, and real processes under it."""
+
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.questions.asked.fleet.further import FleetBeside
+from windtunnel.studies.fleet.live import beside
+from windtunnel.studies.fleet.live.control import Controller, Window
+from windtunnel.studies.fleet.live.groups import LEAST_CORES, PERIOD_US, Version1, Version2, root_group
+from windtunnel.studies.fleet.live.latency import Written
+from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
+
+ALONE_S, TARGET_S = 0.010, 0.011
+
+
+def guest(number, began_s=0.0, since_checkpoint_s=0.0):
+    return Running(number, began_s, 0.5, since_checkpoint_s, 0, True)
+
+
+def window(p95_s, *, guests=(), cores=2.0, frozen=(), waiting=False, memory=0.5):
+    return Window(p95_s, ALONE_S, TARGET_S, cores, memory, guests, frozenset(frozen), waiting)
+
+
+def test_cores_fall_by_half_at_most_while_it_is_late_and_never_to_nothing():
+    controller = Controller(2.0)
+    cores = [controller.decide(window(0.1, guests=[guest(0)], cores=controller.quota)).cores for _ in range(12)]
+    assert cores[0] == pytest.approx(1.0)
+    assert all(later >= max(LEAST_CORES, before / 2) - 1e-12 for before, later in pairwise(cores))
+    assert cores[-1] == LEAST_CORES
+
+
+def test_a_little_late_is_cut_by_as_much():
+    assert Controller(2.0).decide(window(0.0121)).cores == pytest.approx(2.0 * 0.011 / 0.0121)
+
+
+def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
+    controller = Controller(2.0, RULES["rose"])
+    guests, frozen, steps = [guest(0, began_s=1.0), guest(1, began_s=2.0)], set(), []
+    for _ in range(30):
+        action = controller.decide(window(0.1, guests=guests, cores=controller.quota, frozen=frozen))
+        if action.freeze is not None:
+            frozen.add(action.freeze)
+            steps.append(("freeze", action.freeze))
+        if action.leave is not None:
+            guests = [one for one in guests if one.task != action.leave]
+            frozen.discard(action.leave)
+            steps.append(("leave", action.leave))
+    assert steps == [("freeze", 1), ("freeze", 0), ("leave", 1), ("leave", 0)]  # the youngest first
+    assert controller.decide(window(ALONE_S, frozen={0})).thaw == 0
+    for _ in range(10):
+        action = controller.decide(window(ALONE_S, waiting=True))
+        assert not action.admit
+    assert controller.decide(window(ALONE_S, waiting=True)).admit  # only with all cores back
+    assert controller.quota == 2.0
+
+
+def test_between_calm_and_late_nothing_moves():
+    controller = Controller(2.0, quota=1.0)
+    action = controller.decide(window(0.0108, frozen={1}, waiting=True))
+    assert (action.cores, action.freeze, action.thaw, action.leave, action.admit) == (1.0, None, None, None, False)
+    assert controller.decide(window(None)).cores == 1.0
+
+
+def test_memory_goes_first_and_the_victim_is_the_policys():
+    guests = [guest(0, began_s=9.0, since_checkpoint_s=900.0), guest(1, began_s=1.0)]
+    full = window(ALONE_S, guests=guests, memory=0.97)
+    assert Controller(2.0, RULES["rose"]).decide(full).leave == 0  # the youngest
+    assert Controller(2.0, RULES["rose-qos"]).decide(full).leave == 1  # that has just saved
+
+
+def test_version_2_writes_the_kernels_words(tmp_path):
+    top = Version2([tmp_path])
+    (tmp_path / "cgroup.subtree_control").write_text("")
+    group = top.child("batch")
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+io"  # one controller a write
+    folder = tmp_path / "batch"
+    (folder / "cpu.idle").write_text("0")
+    group.limit_cores(1.5)
+    assert (folder / "cpu.max").read_text() == f"{PERIOD_US * 3 // 2} {PERIOD_US}"
+    group.limit_cores(None)
+    assert (folder / "cpu.max").read_text() == f"max {PERIOD_US}"
+    group.limit_memory(1 << 30)
+    assert (folder / "memory.max").read_text() == "1073741824"
+    group.stand_behind()
+    assert (folder / "cpu.idle").read_text() == "1"
+    group.freeze(on=True)
+    assert (folder / "cgroup.freeze").read_text() == "1"
+    (folder / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    assert group.cpu_s() == 2.5
+    assert group.entry() == f"echo 0 > '{folder}/cgroup.procs' || exit 126;"
+
+
+def test_without_controllers_it_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(UserError, match="delegated"):
+        root_group(tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory")
+    (tmp_path / "cgroup.procs").write_text("")
+    assert isinstance(root_group(tmp_path), Version2)
+
+
+def test_latencies_that_a_service_writes(tmp_path):
+    latencies = Written(tmp_path / "latencies")
+    with latencies.path.open("a") as file:
+        file.write("0.01\n0.02\n0.0")
+        file.flush()
+        assert latencies.take() == [0.01, 0.02]
+        file.write("3\nfast\n")
+        file.flush()
+    with pytest.raises(SpecError, match="write seconds"):
+        latencies.take()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("jobs: []", "no list"),
+        ("jobs: [{job: a}]", "number 1"),
+        ("jobs: [{command: x, gpus: 1}]", "number 1"),
+        ("jobs: [{job: ../a, command: x}]", "a name of its own"),
+        ("jobs: [{job: a, command: x}, {job: a, command: x}]", "a name of its own"),
+        ("jobs: [{command: x, cpus: 0}]", "cores above 0"),
+        ("jobs: [{command: x, memory: much}]", "memory of 1"),
+    ],
+)
+def test_a_bad_file_of_jobs_is_one_error(tmp_path, text, match):
+    path = tmp_path / "jobs.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=match):
+        beside.read_batch(path)
+
+
+def may():
+    try:
+        root = root_group()
+        root.child(f"windtunnel-test-{os.getpid()}").remove()
+    except (UserError, OSError) as error:
+        return str(error)
+    return ""
+
+
+live = pytest.mark.skipif(bool(may()), reason=f"control groups cannot be made here: {may()[:90]}")
+BUSY = "while True: pass"
+
+
+@pytest.fixture
+def group():
+    made = root_group().child(f"windtunnel-test-{os.getpid()}")
+    yield made
+    made.remove()
+
+
+def started(group, code=BUSY):
+    child = subprocess.Popen(["/bin/sh", "-c", f"{group.entry()} exec {sys.executable} -c '{code}'"])
+    until = time.monotonic() + 10
+    while child.pid not in group.processes() and child.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return child
+
+
+@live
+def test_half_a_core_is_half_a_core_and_frozen_is_none(group):
+    half = group.child("half")
+    half.limit_cores(0.5)
+    child = started(half)
+    time.sleep(0.3)
+    began, used = time.monotonic(), half.cpu_s()
+    time.sleep(1.5)
+    share = (half.cpu_s() - used) / (time.monotonic() - began)
+    assert share < 0.55  # at most; less only where others have the cores
+    half.freeze(on=True)
+    time.sleep(0.05)
+    used = half.cpu_s()
+    time.sleep(0.3)
+    assert half.cpu_s() - used < 0.01
+    assert half.processes() == [child.pid]
+    half.remove()  # frozen as it is
+    assert child.wait(timeout=10) == -9
+
+
+@live
+def test_what_is_over_its_memory_is_stopped_by_the_kernel(group):
+    small = group.child("small")
+    small.limit_memory(64 << 20)
+    child = started(small, 'x = bytearray(512 << 20); print("never")')
+    assert child.wait(timeout=60) in (-9, 1)
+
+
+SERVICE = """
+import os, time
+while True:
+    began = time.monotonic()
+    sum(range(20000))
+    with open(os.environ["WINDTUNNEL_LATENCIES"], "a") as file:
+        file.write(f"{time.monotonic() - began}\\n")
+    time.sleep(0.004)
+"""
+JOB = """
+import os, pathlib, time
+done = pathlib.Path(os.environ["WINDTUNNEL_FOLDER"], "done")
+while time.process_time() < 0.4: pass
+done.write_text("yes")
+"""
+
+
+@live
+def test_jobs_run_beside_a_service_and_nothing_is_left(tmp_path):
+    (tmp_path / "service.py").write_text(SERVICE)
+    (tmp_path / "job.py").write_text(JOB)
+    names = ("a", "b", "c")
+    rows = "\n".join(f"  - {{job: {name}, command: '{sys.executable} {tmp_path}/job.py'}}" for name in names)
+    (tmp_path / "jobs.yaml").write_text(f"jobs:\n{rows}\n  - {{job: bad, command: exit 3, cpus: 0.1}}")
+    question = FleetBeside(
+        jobs=str(tmp_path / "jobs.yaml"),
+        service=f"{sys.executable} {tmp_path}/service.py",
+        alone=0.5,
+        p95=10.0,
+        longest=60.0,
+    )
+    run = beside.answer_beside(question, tmp_path / "out")
+    assert {row["job"]: row["state"] for row in run.jobs} == {**dict.fromkeys(names, "completed"), "bad": "failed"}
+    assert all((tmp_path / "out" / "jobs" / name / "done").read_text() == "yes" for name in names)
+    assert run.batch_cpu_s >= 1.2
+    assert run.p95_alone_s < 10.0
+    assert not [made for made in root_group().children() if made.name.startswith(beside.PREFIX)]
+
+
+@live
+def test_a_service_that_never_answers_is_one_error_and_its_group_is_gone(tmp_path):
+    (tmp_path / "jobs.yaml").write_text("jobs: [{command: 'true'}]")
+    question = FleetBeside(jobs=str(tmp_path / "jobs.yaml"), service="echo no; exit 4", alone=0.5)
+    with pytest.raises(UserError, match="ended with 4"):
+        beside.answer_beside(question, tmp_path / "out")
+    assert "no" in (tmp_path / "out" / "service" / "log.1").read_text()
+    assert not [made for made in root_group().children() if made.name.startswith(beside.PREFIX)]
+
+
+@live
+def test_groups_of_a_controller_that_was_killed_are_taken_away(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = root_group().child(f"{beside.PREFIX}{dead.pid}")
+    child = started(left)
+    with beside.own_group(root_group()):
+        assert child.wait(timeout=10) == -9
+        assert left.name not in {made.name for made in root_group().children()}
+
+
+def test_version_1_knows_its_hierarchies():
+    folders = [Path("/x") / name / "g" for name in Version1.ORDER]
+    assert Version1(folders).entry().count("cgroup.procs") == 5
