@@ -143,5 +143,5 @@ COMMANDS = (
     answered("fleet usage", "reading"),
     answered("fleet share", "fitting"),
     Command("fleet live", show_live),
-    Command("fleet beside", show_beside),
+    Command("fleet beside", show_beside, ("report", "json")),
 )

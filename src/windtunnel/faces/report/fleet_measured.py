@@ -59,7 +59,7 @@ def usage_document(use: FleetUse) -> Document:
         Figure("held", f"{use.gpu_hours:,.1f} GPU-hours", f"by {len(use.jobs):,} measured jobs"),
         Figure("not used", f"{use.unused_gpu_hours:,.1f} GPU-hours"),
         *([Figure("energy", f"{use.energy_kwh:,.1f} kWh")] if use.energy_kwh is not None else ()),
-        *([Figure("not measured", f"{use.unmeasured:,} jobs")] if use.unmeasured else ()),
+        *([Figure("not measured", f"{use.unmeasured:,} job{'s' * (use.unmeasured != 1)}")] if use.unmeasured else ()),
     ]
     first = use.jobs[0]
     share = first.unused_gpu_hours / use.unused_gpu_hours if use.unused_gpu_hours else 0.0
@@ -69,9 +69,9 @@ def usage_document(use: FleetUse) -> Document:
     fields: list[Field[JobUse]] = [
         ("job", "text", "job"),
         ("GPUs", "count", "gpus"),
-        ("held, GPU-hours", "count", lambda row: round(row.gpu_hours, 1)),
+        ("held, GPU-hours", "text", lambda row: f"{row.gpu_hours:,.1f}"),
         ("used", "share", "utilisation"),
-        ("not used, GPU-hours", "count", lambda row: round(row.unused_gpu_hours, 1)),
+        ("not used, GPU-hours", "text", lambda row: f"{row.unused_gpu_hours:,.1f}"),
         ("power of a GPU", "W", "watts"),
     ]
     measured = Figures(figures, title=f"By {use.measure}")

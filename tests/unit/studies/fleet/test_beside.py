@@ -241,6 +241,38 @@ def test_a_service_that_never_answers_is_one_error_and_its_group_is_gone(tmp_pat
     assert not [made for made in root_group().children() if made.name.startswith(beside.PREFIX)]
 
 
+SLOW = """
+import http.server, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+    def do_GET(self):
+        time.sleep(0.05)
+        self.send_response(204)
+        self.end_headers()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@live
+def test_a_service_that_is_asked_too_fast_is_one_error(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        (tmp_path / "jobs.yaml").write_text("jobs: [{command: 'true'}]")
+        question = FleetBeside(
+            jobs=str(tmp_path / "jobs.yaml"),
+            service="sleep 60",
+            probe=f"http://127.0.0.1:{port}/",
+            every=0.01,
+            alone=2.0,
+        )
+        with pytest.raises(UserError, match="cannot keep up alone"):
+            beside.answer_beside(question, tmp_path / "out")
+        server.kill()
+
+
 @live
 def test_groups_of_a_controller_that_was_killed_are_taken_away(tmp_path):
     dead = subprocess.Popen(["true"])

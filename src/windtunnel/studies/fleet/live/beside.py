@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.files.document import read_mapping
@@ -179,6 +179,9 @@ class Beside:
                     f"the service had {len(self.alone.latencies)} requests in {self.question.alone:g} s, {ENOUGH} are"
                     " needed: give a longer --alone, or more load"
                 )
+            if self.question.probe and (usual := median(self.alone.latencies)) > self.question.every:
+                pace = f"it takes {usual:.3g} s for a request and is asked each {self.question.every:g} s"
+                raise UserError(f"the service cannot keep up alone: {pace}; give --every {2 * usual:.2g}s or more")
             self.began_s = time.monotonic()
             next_alone = self.began_s + self.question.again
             self._admit()
