@@ -104,6 +104,27 @@ def offloaded(names: list[str], ranks: int, steps: int) -> int:
     return wrong
 
 
+COLUMNS = ["date", "script", "ranks", "hosts", "killed", "status", "same_bits", "orphans", "downtimes_s", "relaunch_s"]
+
+
+def summary(path: Path) -> int:
+    """What the rows of `--rows` say together."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    killed = [name for row in rows for name in row["killed"].split()]
+    whole, servers = killed.count("host"), killed.count("server")
+    wrong = sum((row["same_bits"], row["status"], row["orphans"]) != ("True", "0", "0") for row in rows)
+    ratios = [float(one) / float(row["relaunch_s"]) for row in rows for one in row["downtimes_s"].split()]
+    processes = len(killed) - servers - 2 * whole  # a host is two words
+    print(
+        f"{processes + servers + whole} kills ({processes} ranks and standbys, {servers} fork servers, {whole} hosts)"
+        f" in {len(rows)} jobs of {len({row['script'] for row in rows})} scripts: {wrong} wrong; of a relaunch median"
+        f" {statistics.median(ratios):.3f}, worst {max(ratios):.3f}, over 1/5 {sum(one > 0.2 for one in ratios)} of"
+        f" {len(ratios)}"
+    )
+    return int(bool(wrong))
+
+
 def main() -> int:
     from windtunnel.real.survive import launch
 
@@ -126,8 +147,11 @@ def main() -> int:
     )
     parser.add_argument("--early", action="store_true", help="every job is killed from its first process on")
     parser.add_argument("--rows", type=Path, help="CSV to which each job adds a row")
+    parser.add_argument("--summary", type=Path, help="no job: what such a CSV says")
     parser.add_argument("--offload", action="store_true", help="no kills: with and without offload.apply")
     asked = parser.parse_args()
+    if asked.summary:
+        return summary(asked.summary)
     if asked.offload:
         return offloaded(asked.names, asked.ranks, asked.steps)
     wrong = kills = 0
@@ -164,8 +188,9 @@ def main() -> int:
                 if asked.rows:
                     row = [time.strftime("%Y-%m-%d"), name, asked.ranks, len(asked.hosts) or 1, " ".join(killer.killed)]
                     row += [told.status, same, len(left), waits, f"{relaunch_s:.2f}"]
+                    begun = asked.rows.exists()
                     with asked.rows.open("a", newline="") as file:
-                        csv.writer(file).writerow(row)
+                        csv.writer(file).writerows([row] if begun else [COLUMNS, row])
                 print(
                     f"{name}: killed {' '.join(killer.killed)}: status {told.status} {told.reason}, same bits {same},"
                     f" orphans {len(left)}, downtimes {waits} s of a relaunch of {relaunch_s:.2f} s",
