@@ -6,13 +6,14 @@ Each script of `loops/` runs plainly, then under the launcher while ranks are ki
 and the fork server among them; with every fourth seed, or `--early`, from the start of the processes on. Losses and
 weights of all ranks are held bit by bit against the plain run. A relaunch is the script itself under torchrun for one
 step, with its start and end. With `--moments 20` no moment is left to chance: ranks in turn die before the first
-communication of one call, the second of a later one, and so on. Needs torch, and `hf_trainer` (not run unless named)
-transformers and accelerate, which its fork server imports beforehand.
+communication of one call, the second of a later one, and so on. `--rows FILE` adds a row a job (`kills.csv`). Needs
+torch, and `hf_trainer` (not run unless named) transformers and accelerate, which its fork server imports beforehand.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import random
@@ -48,9 +49,11 @@ class Killer:
             self.at = time.time() + self.random.uniform(0.0, self.first_s)
         if self.at is None or time.time() < self.at or self.left <= 0 or not pids:
             return
-        if any(name.startswith("host") for name in self.killed):  # one host has to be left
-            pids = {name: pid for name, pid in pids.items() if not name.startswith("host")}
+        hosts = [name for name in pids if name.startswith("host")]
+        if any(name.startswith("host") for name in self.killed):  # one has to be left
+            pids, hosts = {name: pid for name, pid in pids.items() if name not in hosts}, []
         name = self.random.choice(playing) if playing and self.random.random() < 0.8 else self.random.choice(list(pids))
+        name = self.random.choice(hosts) if hosts and len(self.killed) == 1 else name  # the second is a whole host
         with suppress(ProcessLookupError):
             os.kill(pids[name], signal.SIGKILL)
             self.killed.append(name)
@@ -66,11 +69,14 @@ def results(folder: Path, ranks: int) -> list[object]:
 def relaunch(name: str, ranks: int, folder: Path) -> float:
     """Seconds that torchrun takes for one step: starts, imports, the end."""
     folder.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    began = time.time()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += [str(HERE / f"{name}.py"), "--steps", "1", "--out", str(folder)]
-    subprocess.run(command, env={**os.environ, "PLAIN": "1"}, check=True, stderr=subprocess.DEVNULL)
-    return time.time() - began
+    for _ in range(3):  # PyTorch's own threads abort a process at its end now and then
+        began = time.time()
+        ended = subprocess.run(command, env={**os.environ, "PLAIN": "1"}, stderr=subprocess.PIPE, text=True)
+        if ended.returncode == 0:
+            return time.time() - began
+    raise RuntimeError(f"{name} under torchrun: {ended.stderr}")
 
 
 def plain(name: str, ranks: int, steps: int, folder: Path, **environment: str) -> str:
@@ -92,9 +98,31 @@ def offloaded(names: list[str], ranks: int, steps: int) -> int:
             expected, got = (results(Path(folder) / one, ranks) for one in ("plain", "offload"))
             error = said.strip().rpartition("\n")[2]
             same = None not in expected and got == expected
-            wrong += not same
-            print(f"{name}: same bits {same} {error}", flush=True)
+            refused = "windtunnel.errors." in error and not any(got)
+            wrong += not same and not refused
+            print(f"{name}: {'refused' if refused else f'same bits {same}'} {error}", flush=True)
     return wrong
+
+
+COLUMNS = ["date", "script", "ranks", "hosts", "killed", "status", "same_bits", "orphans", "downtimes_s", "relaunch_s"]
+
+
+def summary(path: Path) -> int:
+    """What the rows of `--rows` say together."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    killed = [name for row in rows for name in row["killed"].split()]
+    whole, servers = killed.count("host"), killed.count("server")
+    wrong = sum((row["same_bits"], row["status"], row["orphans"]) != ("True", "0", "0") for row in rows)
+    ratios = [float(one) / float(row["relaunch_s"]) for row in rows for one in row["downtimes_s"].split()]
+    processes = len(killed) - servers - 2 * whole  # a host is two words
+    print(
+        f"{processes + servers + whole} kills ({processes} ranks and standbys, {servers} fork servers, {whole} hosts)"
+        f" in {len(rows)} jobs of {len({row['script'] for row in rows})} scripts: {wrong} wrong; of a relaunch median"
+        f" {statistics.median(ratios):.3f}, worst {max(ratios):.3f}, over 1/5 {sum(one > 0.2 for one in ratios)} of"
+        f" {len(ratios)}"
+    )
+    return int(bool(wrong))
 
 
 def main() -> int:
@@ -118,8 +146,12 @@ def main() -> int:
         "--moments", type=int, default=0, help="no random kills: before so many communications of a call"
     )
     parser.add_argument("--early", action="store_true", help="every job is killed from its first process on")
+    parser.add_argument("--rows", type=Path, help="CSV to which each job adds a row")
+    parser.add_argument("--summary", type=Path, help="no job: what such a CSV says")
     parser.add_argument("--offload", action="store_true", help="no kills: with and without offload.apply")
     asked = parser.parse_args()
+    if asked.summary:
+        return summary(asked.summary)
     if asked.offload:
         return offloaded(asked.names, asked.ranks, asked.steps)
     wrong = kills = 0
@@ -127,8 +159,10 @@ def main() -> int:
     for name in asked.names:
         with tempfile.TemporaryDirectory() as folder:
             relaunch_s = asked.relaunch or relaunch(name, asked.ranks, Path(folder) / "one")
-            plain(name, asked.ranks, asked.steps, Path(folder) / "plain")
+            said = plain(name, asked.ranks, asked.steps, Path(folder) / "plain")
             expected = results(Path(folder) / "plain", asked.ranks)
+            if None in expected:
+                raise RuntimeError(f"{name} fails as it is: {said}")
             for turn in range(asked.repeat):
                 out = Path(folder) / f"killed{turn}"
                 out.mkdir()
@@ -151,6 +185,12 @@ def main() -> int:
                 kills += len(killer.killed)
                 wrong += not same or bool(left) or told.status != 0
                 waits = " ".join(f"{one:.2f}" for one in times)
+                if asked.rows:
+                    row = [time.strftime("%Y-%m-%d"), name, asked.ranks, len(asked.hosts) or 1, " ".join(killer.killed)]
+                    row += [told.status, same, len(left), waits, f"{relaunch_s:.2f}"]
+                    begun = asked.rows.exists()
+                    with asked.rows.open("a", newline="") as file:
+                        csv.writer(file).writerows([row] if begun else [COLUMNS, row])
                 print(
                     f"{name}: killed {' '.join(killer.killed)}: status {told.status} {told.reason}, same bits {same},"
                     f" orphans {len(left)}, downtimes {waits} s of a relaunch of {relaunch_s:.2f} s",

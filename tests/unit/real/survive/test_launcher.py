@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,18 @@ def test_what_a_script_does_after_its_last_step_counts(script: str, status: int,
         script_process.kill()
     assert run.outcome.status == status
     assert said in run.outcome.reason
+
+
+def test_a_script_that_never_asks_for_its_rank_is_one_error_and_not_begun_again(tmp_path: Path) -> None:
+    run = _Run([], Membership(1, 0), tmp_path, 10.0, 300.0, 60.0, {}, store=SimpleNamespace(check=lambda keys: False))
+    assert len(run.membership.start()) == 1
+    with subprocess.Popen(["true"]) as script_process:
+        script_process.wait()
+        run.processes["p0"] = _Process(script_process, tmp_path / "p0.log")
+        run._look_for_dead()
+    assert run.over
+    assert run.outcome.status == 1
+    assert "never asked for its rank" in run.outcome.reason
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ NCCL would take the same places (`ProcessGroupNCCL`, `abort()`); that path is no
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -138,6 +139,39 @@ def gathered(group: torch._C._distributed_c10d.Backend, number: int, size: int) 
     return [int(tensor) for tensor in everyone]
 
 
+def packed(value: object) -> bytes:
+    """`value` as `torch.save` writes it."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def sending(
+    group: torch._C._distributed_c10d.Backend, data: bytes, rank: int, tag: int = 0
+) -> list[torch.distributed.Work]:
+    """Bytes on their way to a rank, to be waited for; it has to ask for them by `received`."""
+    import torch
+
+    works = [group.send([torch.tensor([len(data)])], rank, tag)]
+    if data:
+        works.append(group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], rank, tag + 1))
+    return works
+
+
+def received(group: torch._C._distributed_c10d.Backend, rank: int, tag: int = 0) -> bytes:
+    """What a rank sends by `sending`. Raises RuntimeError where it is gone."""
+    import torch
+
+    length = torch.zeros(1, dtype=torch.int64)
+    group.recv([length], rank, tag).wait()
+    data = torch.empty(int(length), dtype=torch.uint8)
+    if data.numel():
+        group.recv([data], rank, tag + 1).wait()
+    return bytes(data.numpy().tobytes())
+
+
 def handed_over(
     group: torch._C._distributed_c10d.Backend, rank: int, source: int, lacking: Sequence[int], state: bytes
 ) -> bytes | None:
@@ -145,17 +179,11 @@ def handed_over(
     import torch
 
     try:
-        if rank == source and lacking:
-            data = torch.frombuffer(bytearray(state), dtype=torch.uint8)
-            for target in lacking:
-                group.send([torch.tensor([data.numel()])], target, 0).wait()
-                group.send([data], target, 1).wait()
-        elif rank in lacking:
-            length = torch.zeros(1, dtype=torch.int64)
-            group.recv([length], source, 0).wait()
-            data = torch.empty(int(length), dtype=torch.uint8)
-            group.recv([data], source, 1).wait()
-            state = data.numpy().tobytes()
+        for target in lacking if rank == source else ():
+            for work in sending(group, state, target):
+                work.wait()
+        if rank in lacking:
+            state = received(group, source)
         group.allreduce([torch.zeros(1)]).wait()  # everybody has it
     except RuntimeError:
         return None

@@ -363,6 +363,10 @@ class _Run:
                 self.outcome.status, self.over = status, True
                 self.outcome.reason = f"process {name} ended with exit status {status}"
                 return
+            if status == 0 and name in self.membership.starting and not self.store.check([f"warm/{name}"]):
+                self.outcome.status, self.over = 1, True
+                self.outcome.reason = f"process {name} ended and never asked for its rank, nor made a process group"
+                return
             if status == 0 and name in self.membership.members and self.membership.preparing:
                 needed = False
                 self._perform(self.membership.on_process_left(name))

@@ -1,4 +1,4 @@
-"""Where a process of a surviving job stands: what the launcher tells it by its environment."""
+"""Where a process of a surviving job stands: what the launcher tells it by its environment, and by its store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 VARIABLE = "WINDTUNNEL_SURVIVE"
 
@@ -41,3 +45,21 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     fields = json.loads(text)
     replace = tuple((rank, step) for rank, step in fields["replace"])
     return Place(**{**fields, "folder": Path(fields["folder"]), "replace": replace})
+
+
+class PublishedView(TypedDict):
+    """A view as the launcher writes it."""
+
+    generation: int
+    members: list[str]
+    planned: bool
+    attempt: int
+    began: int
+
+
+def newest_view(store: dist.Store) -> PublishedView | None:
+    """What the launcher published last."""
+    if not store.check(["view"]):
+        return None
+    view: PublishedView = json.loads(store.get("view").decode())
+    return view

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
 from windtunnel.real.survive.checkpoint import Checkpoints
+from windtunnel.real.survive.live.group import packed
 
 if TYPE_CHECKING:
     import torch
@@ -80,15 +81,6 @@ class CheckpointSchedule:
     def finish(self) -> None:
         """Until the last one is on disk."""
         self.checkpoints.wait()
-
-
-def packed(value: object) -> bytes:
-    """`value` as `torch.save` writes it."""
-    import torch
-
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def saving_of(folder: Path | str | None, every: int, steps: int) -> CheckpointSchedule | None:

@@ -15,18 +15,17 @@ Without a launcher (`python train.py`) the same loop runs alone.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.process import die_with_parent
 from windtunnel.real.survive.live.group import PendingGroup, abort, gathered, handed_over, reduced, store_of
-from windtunnel.real.survive.live.place import Place, own_place
+from windtunnel.real.survive.live.place import Place, newest_view, own_place
 from windtunnel.real.survive.live.progress import CheckpointSchedule, Progress, saving_of
 from windtunnel.real.survive.live.shadow import Recorder, fill_pieces
 from windtunnel.real.survive.watch.log import RankLog
@@ -197,7 +196,7 @@ class _Member:
         while not self._all_done():
             if not self._join():  # somebody knows that all steps are done: then this member has done them too
                 break
-        self._finishsaving_of()
+        self._finish_saving()
         self.log.end()
         self.store.set(f"done/{self.place.name}", "1")
         return self.progress.losses
@@ -218,7 +217,7 @@ class _Member:
         with suppress(RuntimeError):  # the launcher has gone
             while not over.wait(WATCH_S):
                 group = self.group  # read before the generation, which is never behind the group's
-                view = _newest(store)
+                view = newest_view(store)
                 if group is not None and view and not view["planned"] and view["generation"] > self.generation:
                     abort(group)
                 del group
@@ -275,7 +274,7 @@ class _Member:
             if rank == self.rank and self.progress.step >= step and (rank, step) not in self.asked_to_leave:
                 self.asked_to_leave.add((rank, step))
                 self.store.set(f"leave/{rank}@{step}", self.place.name)
-        view = _newest(self.store)
+        view = newest_view(self.store)
         planned = view is not None and view["planned"] and view["generation"] > self.generation
         if view is None or not planned or (self.next and self.next.generation == view["generation"]):
             return
@@ -290,7 +289,7 @@ class _Member:
         began = time.time()
         chosen, self.next = self.next, None
         if isinstance(chosen, _Departure):
-            self._finishsaving_of()
+            self._finish_saving()
             self.log.end()
             sys.exit(0)
         self.generation, self.rank, self.group = chosen.generation, chosen.rank, chosen.group
@@ -306,7 +305,7 @@ class _Member:
     def _join(self) -> bool:
         """The group of the next view that stands; False where the job is done or goes on without this process."""
         while True:
-            view = _newest(self.store)
+            view = newest_view(self.store)
             if view is None or view["generation"] <= self.generation:
                 time.sleep(POLL_S)
                 continue
@@ -356,20 +355,13 @@ class _Member:
         self.has_state = True
         return True
 
-    def _finishsaving_of(self) -> None:
+    def _finish_saving(self) -> None:
         if self.saving is not None:
             self.saving.finish()
 
     def _superseded(self) -> bool:
-        view = _newest(self.store)
+        view = newest_view(self.store)
         return view is not None and view["generation"] > self.generation
-
-
-def _newest(store: dist.Store) -> dict[str, Any] | None:
-    if not store.check(["view"]):
-        return None
-    view: dict[str, object] = json.loads(store.get("view").decode())
-    return view
 
 
 class _Departure(PendingGroup):

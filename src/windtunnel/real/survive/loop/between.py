@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from windtunnel.real.survive.live.group import packed
 from windtunnel.real.survive.loop.parts import mapped
 
 KEPT_BYTES = 1 << 20  # of one answer
@@ -57,9 +58,7 @@ class Tape:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if size <= KEPT_BYTES and self.kept_bytes + size <= KEPT_IN_ALL_BYTES:
             self.kept_bytes += size
-            file = io.BytesIO()
-            torch.save([tensor.detach().clone() for tensor in tensors], file)
-            self.store.set(key, file.getvalue())
+            self.store.set(key, packed([tensor.detach().clone() for tensor in tensors]))
 
     def fill(self, key: str, tensors: Sequence[torch.Tensor]) -> bool:
         """Put an answer into these tensors; False where it was not kept, or is of another call."""

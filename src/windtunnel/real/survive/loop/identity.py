@@ -7,19 +7,18 @@ same variables.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import cast
 
 import torch.distributed as dist
 
 from windtunnel.process import die_with_parent
 from windtunnel.real.survive.live.group import store_of
-from windtunnel.real.survive.live.place import Place, own_place
+from windtunnel.real.survive.live.place import Place, newest_view, own_place
 from windtunnel.real.survive.loop.between import Tape
 from windtunnel.real.survive.loop.framework import remember_wrappers
 from windtunnel.real.survive.loop.groups import GROUPS, make_groups_replaceable
@@ -51,24 +50,6 @@ IDENTITY: list[Identity] = []
 ENDS: list[
     Callable[[], None]
 ] = []  # end the threads that are inside torch: Python would stop them there, and C++ abort
-
-
-class PublishedView(TypedDict):
-    """A view as the launcher writes it."""
-
-    generation: int
-    members: list[str]
-    planned: bool
-    attempt: int
-    began: int
-
-
-def newest_view(store: dist.Store) -> PublishedView | None:
-    """What the launcher published last."""
-    if not store.check(["view"]):
-        return None
-    view: PublishedView = json.loads(store.get("view").decode())
-    return view
 
 
 def known_identity() -> Identity:

@@ -34,12 +34,12 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.real.survive.live.group import PendingGroup, Spare, abort, store_of
-from windtunnel.real.survive.live.place import own_place
+from windtunnel.real.survive.live.group import PendingGroup, Spare, abort, packed, received, sending, store_of
+from windtunnel.real.survive.live.place import newest_view, own_place
 from windtunnel.real.survive.loop.between import Between
 from windtunnel.real.survive.loop.framework import forget_reductions, forget_step, lay_buckets
 from windtunnel.real.survive.loop.groups import GROUPS, is_lost_connection
-from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity, newest_view
+from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity
 from windtunnel.real.survive.loop.parts import Part, digest, parts_of, random_numbers, set_random_numbers, unchanged
 from windtunnel.real.survive.loop.warm import tell_imports
 
@@ -186,9 +186,9 @@ class _Standby(Generic[P, R]):
         lay_buckets(self.things.values())
         self.pending = _Agreement(self._gathered([digest(part.read()) for part in self.parts]))
         own = self._alone_with(self.pending)
-        data = _packed({at: self.parts[at].copied() for at in own})
+        data = packed({at: self.parts[at].copied() for at in own})
         if len(data) <= STORED_BYTES:
-            self.store.set(self.who.key("own", self.who.rank, (number + 1) % 2), _packed((number + 1, data)))
+            self.store.set(self.who.key("own", self.who.rank, (number + 1) % 2), packed((number + 1, data)))
             data = b""
         self.pending.neighbour = self._exchanged(data)
         result = value.detach() if isinstance(value, torch.Tensor) else value
@@ -228,19 +228,11 @@ class _Standby(Generic[P, R]):
         """Give to the rank after this one, get of the one before."""
         if self.size == 1 or not any(length for (length,) in self._gathered([len(data)])):
             return b""
-        after, before = (self.who.rank + 1) % self.size, (self.who.rank - 1) % self.size
-        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        works = [self.group.send([torch.tensor([len(data)])], after, 2)]
-        if data:
-            works.append(self.group.send([sent], after, 3))
-        length = torch.zeros(1, dtype=torch.int64)
-        self.group.recv([length], before, 2).wait()
-        got = torch.empty(int(length), dtype=torch.uint8)
-        if got.numel():
-            self.group.recv([got], before, 3).wait()
+        works = sending(self.group, data, (self.who.rank + 1) % self.size, 2)
+        got = received(self.group, (self.who.rank - 1) % self.size, 2)
         for work in works:
             work.wait()
-        return bytes(got.numpy().tobytes())
+        return got
 
     def _recover(self) -> bool:
         """Meet in the next view. True where the call under way turns out to be committed."""
@@ -323,7 +315,7 @@ class _Standby(Generic[P, R]):
             if holder not in newcomers and self.who.rank == holder:
                 self._send(self.held.neighbour, rank)
             elif self.who.rank == rank:
-                data = b"" if holder in newcomers else self._received(holder)
+                data = b"" if holder in newcomers else received(self.group, holder)
                 key = self.who.key("own", rank, furthest % 2)
                 if not data and self.store.check([key]):
                     number, stored = _unpacked(self.store.get(key))
@@ -334,17 +326,17 @@ class _Standby(Generic[P, R]):
         for rank in newcomers:
             for source, wanted in self._sources(rank, newcomers).items():
                 if self.who.rank == source:
-                    self._send(_packed({at: self.at_commit[at] for at in wanted}), rank)
+                    self._send(packed({at: self.at_commit[at] for at in wanted}), rank)
                 elif self.who.rank == rank:
-                    got |= _unpacked(self._received(source))
+                    got |= _unpacked(received(self.group, source))
         if self.who.rank in newcomers:
             self.at_commit, self.committed = [got[at] for at in range(len(self.parts))], furthest
         for rank in newcomers:  # from here on its neighbour may die too
             if self.who.rank == (rank - 1) % self.size:
-                data = _packed({at: self.at_commit[at] for at in self._alone_with(self.held)})
+                data = packed({at: self.at_commit[at] for at in self._alone_with(self.held)})
                 self._send(data if len(data) > STORED_BYTES else b"", rank)
             elif self.who.rank == rank:
-                self.held.neighbour = self._received((rank - 1) % self.size)
+                self.held.neighbour = received(self.group, (rank - 1) % self.size)
         self._gathered([0])
 
     def _alone_with(self, agreed: _Agreement) -> list[int]:
@@ -391,17 +383,8 @@ class _Standby(Generic[P, R]):
         return value
 
     def _send(self, data: bytes, rank: int) -> None:
-        self.group.send([torch.tensor([len(data)])], rank, 0).wait()
-        if data:
-            self.group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], rank, 1).wait()
-
-    def _received(self, rank: int) -> bytes:
-        length = torch.zeros(1, dtype=torch.int64)
-        self.group.recv([length], rank, 0).wait()
-        data = torch.empty(int(length), dtype=torch.uint8)
-        if data.numel():
-            self.group.recv([data], rank, 1).wait()
-        return bytes(data.numpy().tobytes())
+        for work in sending(self.group, data, rank):
+            work.wait()
 
     def _close(self) -> None:
         with self.watched:
@@ -431,12 +414,6 @@ class _Standby(Generic[P, R]):
 
 def _alone_with_it(table: list[list[int]], at: int, rank: int) -> bool:
     return sum(row[at] == table[rank][at] for row in table) == 1
-
-
-def _packed(value: object) -> bytes:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def _unpacked(data: bytes) -> Any:

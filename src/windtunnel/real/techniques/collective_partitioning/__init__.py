@@ -34,16 +34,5 @@ __all__ = [
     "partitioned_hook",
     "two_levels",
 ]
-__getattr__ = lazily(
-    __name__,
-    {
-        "PartitionState": "ddp_hook",
-        "all_reduce_by_group": "partitioned",
-        "all_reduce_by_primitive": "partitioned",
-        "apply": "ddp_hook",
-        "gather_then_matmul": "partitioned",
-        "matmul_then_scatter": "partitioned",
-        "partitioned_hook": "ddp_hook",
-        "two_levels": "partitioned",
-    },
-)
+_OF_HOOK = ("PartitionState", "apply", "partitioned_hook")
+__getattr__ = lazily(__name__, {name: "ddp_hook" if name in _OF_HOOK else "partitioned" for name in __all__})

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from windtunnel.errors import SpecError
+from windtunnel.real.techniques.hooking import begin_alike
 from windtunnel.studies.techniques.parameters import LocalPlan
 
 
@@ -57,11 +58,8 @@ class LearningRate:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
-        self.round, self.local, self.first = (
-            int(state_dict["round"]),
-            int(state_dict["local"]),
-            list(state_dict["first"]),
-        )
+        self.round, self.local = int(state_dict["round"]), int(state_dict["local"])
+        self.first = list(state_dict["first"])
         self._set()
 
 
@@ -108,8 +106,6 @@ def apply(
     settings = {"rounds": "constant", "steps": "constant", **parameters}
     plan = LocalPlan(**settings)  # type: ignore[arg-type]  # it checks them
     local = LocalSGD(model, LearningRate(optimizer, plan), group)
-    first = 0 if group is None else dist.get_global_rank(group, 0)
-    for tensor in (*model.parameters(), *model.buffers()):  # all begin alike
-        dist.broadcast(tensor.detach(), first, group=group)
+    begin_alike(model, group)
     optimizer.register_step_post_hook(lambda *_: local.after_step() and None)
     return local

@@ -123,3 +123,14 @@ def device_bytes_of(optimizer: torch.optim.Optimizer) -> int:
         for value in state.values()
         if isinstance(value, torch.Tensor)
     )
+
+
+def tensors_in(out: object) -> list[torch.Tensor]:
+    """Those in what a module gave back: itself, or in lists and dictionaries."""
+    if isinstance(out, torch.Tensor):
+        return [out]
+    if isinstance(out, dict):
+        out = list(out.values())
+    if isinstance(out, tuple | list):
+        return [tensor for each in out for tensor in tensors_in(each)]
+    return []

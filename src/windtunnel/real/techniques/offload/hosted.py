@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from windtunnel.errors import SpecError
-from windtunnel.real.techniques.offload.arena import Arena, Link
+from windtunnel.real.techniques.offload.arena import Arena, Link, tensors_in
 
 Hook = Callable[..., None]
 WINDOWS: WeakKeyDictionary[nn.Module, HostedModel] = WeakKeyDictionary()
@@ -231,7 +231,7 @@ class HostedModel:
             if unit is self.rest:
                 self.ending = False  # of a backward pass that failed
                 self._forget()
-            unit.entered.append(unit.enter(_tensors([*arguments, *keywords.values()])))
+            unit.entered.append(unit.enter(tensors_in([*arguments, *keywords.values()])))
             ahead = self.layers[: self.window] if unit is self.rest else self.layers[unit.number + self.window :][:1]
             for following in ahead if not _in_backward() else ():
                 following.ask()
@@ -245,7 +245,7 @@ class HostedModel:
             if id(module) != own:
                 return
             unit.put(unit.parameters)
-            copies, outputs = unit.entered.pop(), _tensors(out)
+            copies, outputs = unit.entered.pop(), tensors_in(out)
             if unit is self.rest:
                 self._forget()
             if not torch.is_grad_enabled() or (outputs and not any(tensor.requires_grad for tensor in outputs)):
@@ -293,16 +293,6 @@ def not_traced(hook: Hook) -> Hook:
 def _in_backward() -> bool:
     task: int = torch._C._current_graph_task_id()
     return task != -1
-
-
-def _tensors(out: object) -> list[torch.Tensor]:
-    if isinstance(out, torch.Tensor):
-        return [out]
-    if isinstance(out, dict):
-        out = list(out.values())
-    if isinstance(out, tuple | list):
-        return [tensor for each in out for tensor in _tensors(each)]
-    return []
 
 
 def predicted_bytes(model: nn.Module, own: Sequence[Sequence[nn.Parameter]], window: int) -> int:

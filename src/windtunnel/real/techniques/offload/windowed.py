@@ -32,7 +32,8 @@ import torch.distributed as dist
 from torch import nn
 
 from windtunnel.errors import SpecError
-from windtunnel.real.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of
+from windtunnel.real.techniques.hooking import begin_alike
+from windtunnel.real.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of, tensors_in
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -60,7 +61,7 @@ class LayerWindow:
     ) -> None:  # fmt: skip
         self.model, self.window, self.arena, self.group = model, window, Arena(), process_group
         if process_group is not None:
-            _agree(model, process_group)
+            begin_alike(model, process_group)
         self.away = len(layers) - window
         down, up = Link(link_bytes_per_s), Link(link_bytes_per_s)
         own = owned(model, layers)
@@ -159,8 +160,8 @@ class LayerWindow:
         self._ask(number + self.window)
 
     def _after_forward(self, number: int, out: object) -> None:
-        taught = _first_tensor(out)
-        if torch.is_grad_enabled() and taught is not None and taught.requires_grad:
+        taught = next((tensor for tensor in tensors_in(out) if tensor.requires_grad), None)
+        if torch.is_grad_enabled() and taught is not None:
             taught.register_hook(lambda gradient: self._before_backward(number))
         self._go(number)
         if number == self.away - 1 and torch.is_grad_enabled():
@@ -279,9 +280,7 @@ class LayerWindow:
         for number in list(self._coming):
             self._go(number)
         self._updating.clear()
-        hosted = {
-            id(p): on_host for layer in self.hosted for p, on_host in zip(layer.parameters, layer.host, strict=True)
-        }
+        hosted = self._on_host()
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 hosted.get(id(parameter), parameter).copy_(state_dict["model"][name])
@@ -293,12 +292,14 @@ class LayerWindow:
         for number in range(min(self.window, self.away)):
             self._ask(number)
 
+    def _on_host(self) -> dict[int, torch.Tensor]:
+        """What stands on the host for a parameter, by its identity."""
+        return {id(p): there for layer in self.hosted for p, there in zip(layer.parameters, layer.host, strict=True)}
+
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter by name, those of the host from there; copies."""
         self.wait()
-        hosted = {
-            id(p): on_host for layer in self.hosted for p, on_host in zip(layer.parameters, layer.host, strict=True)
-        }
+        hosted = self._on_host()
         return {
             name: hosted.get(id(parameter), parameter).detach().clone()
             for name, parameter in self.model.named_parameters()
@@ -347,14 +348,6 @@ class _NoDDP(list[str]):
         )
 
 
-def _agree(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Parameters and buffers of the group's first rank, on all."""
-    first = dist.get_global_rank(group, 0)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), first, group=group)
-
-
 def _average(gradients: Sequence[torch.Tensor | None], group: dist.ProcessGroup) -> None:
     """The mean over ranks in place, as DistributedDataParallel takes it: shares first, then one sum."""
     there = [gradient for gradient in gradients if gradient is not None]
@@ -367,13 +360,3 @@ def _average(gradients: Sequence[torch.Tensor | None], group: dist.ProcessGroup)
     works = [dist.all_reduce(gradient.mul_(share), group=group, async_op=True) for gradient in there]
     for work in works:
         work.wait()
-
-
-def _first_tensor(out: object) -> torch.Tensor | None:
-    if isinstance(out, torch.Tensor):
-        return out
-    if isinstance(out, tuple | list):
-        return next((tensor for tensor in out if isinstance(tensor, torch.Tensor) and tensor.requires_grad), None)
-    if isinstance(out, dict):
-        return _first_tensor(tuple(out.values()))
-    return None

@@ -1,4 +1,4 @@
-"""Lina: pricing in `price`, packing and placement in `packing`, the real communicator in `communicator`.
+"""Lina: the real communicator in `communicator`, experts that move in `packed_experts`; priced in `studies.techniques`.
 
 from windtunnel.real.techniques import prioritised_all_to_all
 

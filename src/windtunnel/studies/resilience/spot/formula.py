@@ -15,7 +15,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -55,7 +55,7 @@ def parse_cases(text: str, field: str) -> TwoCases:
             if which >= len(terms):
                 raise SpecError(field, text, f"there is no {derived[2]} term")
             factor = parse_formula(derived[1], field)
-            cases["addition"] = _sum([_both(operator.mul, factor, t) if t is terms[which] else t for t in terms])
+            cases["addition"] = _sum([_of(operator.mul, factor, t) if t is terms[which] else t for t in terms])
             continue
         case = re.search(r"(?:\s+(?:on|for))?\s+(removal|addition)$", words)
         terms = _terms(words[: case.start()] if case else words, field)
@@ -73,7 +73,7 @@ def _terms(text: str, field: str) -> list[Formula]:
         terms: list[Formula] = []
         while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
             term = _formula(node.right)
-            terms.append(term if isinstance(node.op, ast.Add) else _negative(term))
+            terms.append(term if isinstance(node.op, ast.Add) else _of(operator.neg, term))
             node = node.left
         return [_formula(node), *reversed(terms)]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -114,34 +114,23 @@ def _formula(node: ast.expr) -> Formula:
     match node:
         case ast.Constant(int() | float() as value) if not isinstance(value, bool):
             return lambda d, p: float(value)
-        case ast.Name("D"):
-            return lambda d, p: float(d)
-        case ast.Name("P"):
-            return lambda d, p: float(p)
-        case ast.UnaryOp(ast.USub(), operand):
-            return _negative(_formula(operand))
-        case ast.UnaryOp(ast.UAdd(), operand):
-            return _formula(operand)
-        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-            return _both(_OPERATORS[type(op)], _formula(left), _formula(right))
+        case ast.Name("D" | "P" as name):
+            return lambda d, p: float(d if name == "D" else p)
+        case ast.UnaryOp(ast.USub() | ast.UAdd() as sign, operand):
+            return _of(operator.neg if isinstance(sign, ast.USub) else operator.pos, _formula(operand))
+        case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+            return _of(_OPERATORS[type(op)], _formula(left), _formula(right))
         case ast.Call(ast.Name(name), [_, *_] as parts, []) if name in _FUNCTIONS:
-            function, arguments = _FUNCTIONS[name], [_formula(argument) for argument in parts]
-            return lambda d, p: float(function(*(argument(d, p) for argument in arguments)))
-        case ast.IfExp(ast.Compare(left, [op], [right]), then, otherwise) if type(op) in _OPERATORS:
-            holds = _both(_OPERATORS[type(op)], _formula(left), _formula(right))
-            a, b = _formula(then), _formula(otherwise)
+            return _of(_FUNCTIONS[name], *map(_formula, parts))
+        case ast.IfExp(ast.Compare() as condition, then, otherwise):
+            holds, a, b = _formula(condition), _formula(then), _formula(otherwise)
             return lambda d, p: a(d, p) if holds(d, p) else b(d, p)
     raise ValueError(ast.dump(node))
 
 
-def _both(function: Callable[[float, float], float], a: Formula, b: Formula) -> Formula:
-    return lambda d, p: function(a(d, p), b(d, p))
+def _of(function: Callable[..., float], *parts: Formula) -> Formula:
+    return lambda d, p: float(function(*(part(d, p) for part in parts)))
 
 
-def _negative(term: Formula) -> Formula:
-    return lambda d, p: -term(d, p)
-
-
-def _sum(terms: list[Formula]) -> Formula:
-    terms = list(terms)
-    return lru_cache(maxsize=65_536)(lambda d, p: math.fsum(term(d, p) for term in terms))  # few layouts, many moves
+def _sum(terms: Sequence[Formula]) -> Formula:
+    return lru_cache(maxsize=65_536)(_of(lambda *values: math.fsum(values), *terms))  # few layouts, many moves

@@ -1,1 +1,1 @@
-"""Lina: pricing in `price`, packing and placement in `packing`; the real twins are in `windtunnel.real.techniques`."""
+"""Lina: pricing, packing and placement in `price`; the real twins are in `windtunnel.real.techniques`."""
