@@ -210,6 +210,9 @@ def _run(
         assumed.append(f"the client's {sent_again()[0]} prompts were sent again and again")
         load = replace(load, prefix_names=_repeated(row, load))
         return [_warm(engine, load, range(len(load))) for engine in engines], assumed
+    if engines[0].rules.prefix_caching and row.number("warm_prompts"):
+        load = replace(load, prefix_names=_apart(load))
+        return [_warm(engine, load, range(row.whole_number("warm_prompts", 1))) for engine in engines], assumed
     if load.turns is not None and in_steady_state(row) and engines[0].rules.prefix_caching:
         return [_warm(engine, load, load.turns.firsts) for engine in engines], assumed
     return [serve_with(engine, load) for engine in engines], assumed
@@ -259,6 +262,13 @@ def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
     blocks = row.whole_number("isl", 1) // load.prefix_block
     prompts = [tuple(range(place * blocks, (place + 1) * blocks)) for place in range(sent_again()[0])]
     return [prompts[index % len(prompts)] for index in range(len(load))]
+
+
+def _apart(load: Workload) -> list[tuple[int, ...]]:
+    """Names of the full blocks of prompts that have nothing in common."""
+    counts = load.input_tokens // load.prefix_block
+    ends = np.cumsum(counts)
+    return [tuple(range(int(end - count), int(end))) for end, count in zip(ends, counts, strict=True)]
 
 
 def _warm(engine: Engine, load: Workload, seen: Iterable[int]) -> ServingResult:
