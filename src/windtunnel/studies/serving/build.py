@@ -125,9 +125,9 @@ def engine_of(
     used = replace(used, collective_gap_s=used.collective_gap_s + used.node_sum_s * (nodes - 1))
     kv = kv_format(deployment, used, cluster)
     memory, most = _states_apart(memory_of(model, deployment, used, cluster, kv), deployment, used)
-    if used.compressed_seqs and deployment.max_num_seqs is None:
-        if any(isinstance(layer.attention, Compressed) for layer in model.layers):
-            most = min(most, used.compressed_seqs / deployment.attn_dp)
+    compressed = any(isinstance(layer.attention, Compressed) for layer in model.layers)
+    if compressed and used.compressed_seqs and deployment.max_num_seqs is None:
+        most = min(most, used.compressed_seqs / deployment.attn_dp)
     size = deployment.block_size or used.block_size
     of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
     blocks = of_rank * deployment.attn_dp

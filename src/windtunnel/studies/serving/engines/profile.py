@@ -86,7 +86,7 @@ class Profile:
     graph_bytes: float = 0.0  # of a captured graph, per layer; 0: in `reserved_bytes`
     windows: Literal["full", "freed", "pool"] = "full"  # how layers that keep a window are cached: kv/capacity.py
     window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
-    # States in slots of their own (SGLang: --mamba-full-memory-ratio): memory of slots over that of keys, 0 where states
+    # States in slots of their own (SGLang: --mamba-full-memory-ratio): memory of slots over that of keys, 0 where they
     # lie beside keys; and slots for which a sequence is admitted, since prefixes keep states too.
     state_share: float = 0.0
     state_slots: int = 1
@@ -148,6 +148,7 @@ class Profile:
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     experts_fitted: bool = True  # whether these constants were held against models with routed experts
+    fitted_source: bool = False  # whether these constants rest on runs of whoever asks: no term for other sources
     band: float = 0.15  # log half-width of p5 to p95 of a step time
     calibrated_to: str = ""  # the listed release whose numbers these are
     notice: str = ""  # what has to be said of that choice
@@ -231,7 +232,7 @@ def load_engine(spec: str) -> Profile:
     """
     if spec.endswith((".yaml", ".yml")):
         path = Path(spec)
-        return _of_release(path.stem, "", path)
+        return replace(_of_release(path.stem, "", path), fitted_source=True)
     name = engine_in(spec)
     if name is None or not (path := FOLDER / f"{name.engine}.yaml").exists():
         raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])
