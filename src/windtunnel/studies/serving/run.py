@@ -53,7 +53,7 @@ NEW_MODEL_BAND = 0.46
 # each cell counting once (docs/accuracy-serving.md). Within a source, families left out need none of it.
 SOURCE_BAND = 0.1  # kernels timed, a family that constants were fitted on
 NEW_MODEL_SOURCE_BAND = 0.65  # kernels timed, another family
-UNTIMED_SOURCE_BAND = 0.78  # GPUs whose kernels nobody timed: constants of one source's model, launch and image
+UNTIMED_SOURCE_BAND = 0.78  # AMD, whose kernels nobody timed: constants of one source's model, launch and image
 ROOFLINE_BAND = 0.5  # bytes over bandwidth on a GPU whose engine nobody has fitted
 LEAST_ROOM = 0.2
 
@@ -314,7 +314,8 @@ def band_of(engine: Engine, batch: float, context: float, open_loop: bool) -> fl
 
 def other_source_of(engine: Engine) -> tuple[float, str]:
     """What the band has because the constants' sources ran something else, and the reason in words."""
-    if engine.profile.fitted_source or engine.cluster.gpu.generation == "other":  # that has its own band
+    amd = engine.cluster.gpu.generation.startswith("cdna")
+    if engine.profile.fitted_source or not (engine.measured or amd):  # accelerators without any run have their own band
         return 0.0, ""
     if not engine.measured:
         return UNTIMED_SOURCE_BAND, "kernels of this GPU were not timed, and other images and launches run others"
