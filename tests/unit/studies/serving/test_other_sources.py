@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import hypot
+from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import UserError
+from windtunnel.errors import InputFileError, UserError
 from windtunnel.evidence.accuracy.serving.launches import of_source
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.predict import predicted
@@ -57,6 +58,17 @@ def test_states_have_slots_beside_keys_and_a_sequence_is_admitted_for_several(mo
     together = engine_of(load_model(model), parse_cluster("h200-sxm:1"), Deployment(engine=name), profile=beside)
     assert built.memory.kv * 1.9 == pytest.approx(together.memory.kv)
     assert together.rules.max_num_seqs == 1024
+
+
+def test_rules_of_newer_releases_stand_beside_the_newest_constants(tmp_path: Path) -> None:
+    known, newer = load_engine("sglang-0.5.12"), load_engine("sglang-0.5.16")
+    assert (known.state_slots, newer.state_slots) == (3, 5)
+    assert newer.calibrated_to == "0.5.12"
+    assert newer.band > known.band
+    path = tmp_path / "own.yaml"
+    path.write_text("releases: {a: {}}\nnewer: [1]\n")
+    with pytest.raises(InputFileError, match="newer"):
+        load_engine(str(path))
 
 
 def test_models_without_states_and_other_engines_are_limited_as_ever() -> None:

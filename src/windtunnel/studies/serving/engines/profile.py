@@ -298,6 +298,8 @@ def _document(path: Path) -> Mapping[str, Any]:
     document = read_mapping(path, "give an engine profile in YAML")
     if not isinstance(document.get("releases"), dict) or not document["releases"]:
         raise InputFileError(path, "holds no `releases:`", "list at least one release with its numbers")
+    if not isinstance(document.get("newer", {}), dict):
+        raise InputFileError(path, "`newer` holds no releases", "give rules by release, or leave it out")
     document["releases"] = {str(name): value for name, value in document["releases"].items()}
     return document
 
