@@ -5,6 +5,7 @@
 
     NEW_MODEL_BAND   families of models that no constant was fitted on
     EXPERTS_BAND     routed experts where constants were fitted on dense models alone
+    SOURCE_BAND, NEW_MODEL_SOURCE_BAND, UNTIMED_SOURCE_BAND   sources that no constant was fitted on
     APART_BAND       pools on GPUs whose constants were fitted on replicas that serve both phases
 
 Such rows informed no constant, so each is left out of the fit by what it is. What a row needs of its band is what the
@@ -44,7 +45,8 @@ from windtunnel.studies.serving.disaggregated import pools
 HELD = 0.9
 Cell = tuple[str, ...]
 Needs = dict[str, dict[Cell, list[float]]]  # band -> cell -> what its rows need of it
-ORDER = ("APART_BAND", "NEW_MODEL_BAND", "EXPERTS_BAND")
+OF_SOURCES = ("UNTIMED_SOURCE_BAND", "NEW_MODEL_SOURCE_BAND", "SOURCE_BAND")
+ORDER = (*OF_SOURCES, "APART_BAND", "NEW_MODEL_BAND", "EXPERTS_BAND")
 
 
 def watched() -> set[str]:
@@ -55,6 +57,8 @@ def watched() -> set[str]:
     def of_engine(engine: Engine, batch: float, context: float, open_loop: bool) -> float:
         routed = any(layer.feed_forward.kind == "moe" for layer in engine.model.layers)
         used.update(["EXPERTS_BAND"] * (routed and not engine.profile.experts_fitted))
+        term = run.other_source_of(engine)[0]
+        used.update([name for name in OF_SOURCES if term and getattr(run, name) == term])
         used.update(["NEW_MODEL_BAND"] * (not run._fitted(engine.model)))
         return own_band(engine, batch, context, open_loop)
 

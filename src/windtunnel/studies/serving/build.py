@@ -12,6 +12,7 @@ from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.mixers import Compressed
 from windtunnel.studies.serving.adapters import Adapters, Slots, adapters_of, slot_bytes
 from windtunnel.studies.serving.deployment import Deployment, check
 from windtunnel.studies.serving.engines.profile import Profile, load_engine
@@ -123,7 +124,10 @@ def engine_of(
     used = on_its_host(used, deployment)
     used = replace(used, collective_gap_s=used.collective_gap_s + used.node_sum_s * (nodes - 1))
     kv = kv_format(deployment, used, cluster)
-    memory = memory_of(model, deployment, used, cluster, kv)
+    memory, most = _states_apart(memory_of(model, deployment, used, cluster, kv), deployment, used)
+    compressed = any(isinstance(layer.attention, Compressed) for layer in model.layers)
+    if compressed and used.compressed_seqs and deployment.max_num_seqs is None:
+        most = min(most, used.compressed_seqs / deployment.attn_dp)
     size = deployment.block_size or used.block_size
     of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
     blocks = of_rank * deployment.attn_dp
@@ -164,6 +168,7 @@ def engine_of(
         used.expert_marginal_blackwell_fp8 if borrowed else 1.0,
         used.draft_step_hopper_s if generation == "hopper" else 0.0,
     )
+    rules = rules_of(used, deployment, blocks, times.tokens_per_step, beside)
     return Engine(
         model,
         cluster,
@@ -171,7 +176,7 @@ def engine_of(
         used,
         memory,
         times,
-        rules_of(used, deployment, blocks, times.tokens_per_step, beside),
+        replace(rules, max_num_seqs=int(max(1.0, min(rules.max_num_seqs, most * deployment.attn_dp)))),
         blocks,
         source,
         kernels.measured or prices is not None,
@@ -179,6 +184,18 @@ def engine_of(
         tiers,
         None if deployment.lora is None else adapters_of(deployment.lora),
     )
+
+
+def _states_apart(memory: Memory, deployment: Deployment, profile: Profile) -> tuple[Memory, float]:
+    """Memory that is left for keys where states have slots of their own, and the most sequences that those admit."""
+    states = memory.cache.states
+    if not (profile.state_share and states and memory.cache.unit and memory.kv > 0.0):
+        return memory, math.inf
+    caching = profile.prefix_caching if deployment.prefix_caching is None else deployment.prefix_caching
+    keys = memory.kv / (1.0 + profile.state_share)
+    slots = profile.state_share * keys // states
+    most = slots // profile.state_slots if caching else slots
+    return replace(memory, kv=keys, cache=replace(memory.cache, states=0.0)), most
 
 
 def candidate(model: Model, cluster: Cluster, deployment: Deployment) -> Engine | None:

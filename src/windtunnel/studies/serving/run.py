@@ -49,6 +49,11 @@ NODES_BAND = 0.6  # tensor parallelism over nodes
 FITTED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek", "gpt-oss")
 FITTED_EXPERTS = 256
 NEW_MODEL_BAND = 0.46
+# What runs of other people need beyond all that: sources that no constant was fitted on, nine in ten of their rows,
+# each cell counting once (docs/accuracy-serving.md). Within a source, families left out need none of it.
+SOURCE_BAND = 0.1  # kernels timed, a family that constants were fitted on
+NEW_MODEL_SOURCE_BAND = 0.65  # kernels timed, another family
+UNTIMED_SOURCE_BAND = 0.84  # AMD, whose kernels nobody timed: constants of one source's model, launch and image
 ROOFLINE_BAND = 0.5  # bytes over bandwidth on a GPU whose engine nobody has fitted
 LEAST_ROOM = 0.2
 
@@ -244,7 +249,8 @@ def sources_of(engine: Engine) -> tuple[str, ...]:
     profile = engine.profile
     fitted = "fitted constants" if profile.release == profile.calibrated_to else f"constants of {profile.calibrated_to}"
     engine_is = f"engine: profile {profile.engine} {profile.release}, {fitted}"
-    sources = (f"kernels: {engine.kernels}", engine_is)
+    wide = other_source_of(engine)[1]
+    sources = (f"kernels: {engine.kernels}", engine_is, *([f"band: {wide}, so it is wide"] if wide else []))
     marginal = engine.times.expert_marginal
     if marginal == 1.0:
         return sources
@@ -297,12 +303,25 @@ def band_of(engine: Engine, batch: float, context: float, open_loop: bool) -> fl
     parts += [NODES_BAND] * (engine.deployment.tp > engine.cluster.gpus_in_domain)
     parts += [ROOFLINE_BAND] * (not engine.measured and engine.profile.decode_factor == 1.0)
     parts += [NEW_MODEL_BAND] * (not _fitted(engine.model))
+    parts += [other_source_of(engine)[0]]
     band = hypot(*parts)
     if not open_loop or batch < 2.0:
         return band
     whole, half = round(batch), round(batch / 2)
     longer, shorter = (engine.times.decode(max(1, size)).at(round(size * context)) for size in (whole, half))
     return band / max(LEAST_ROOM, 1.0 - 2.0 * max(0, longer - shorter) / longer)
+
+
+def other_source_of(engine: Engine) -> tuple[float, str]:
+    """What the band has because the constants' sources ran something else, and the reason in words."""
+    amd = engine.cluster.gpu.generation.startswith("cdna")
+    if engine.profile.fitted_source or not (engine.measured or amd):  # accelerators without any run have their own band
+        return 0.0, ""
+    if not engine.measured:
+        return UNTIMED_SOURCE_BAND, "kernels of this GPU were not timed, and other images and launches run others"
+    if not _fitted(engine.model):
+        return NEW_MODEL_SOURCE_BAND, "no constant was fitted on this family of models, nor on runs of this source"
+    return SOURCE_BAND, ""
 
 
 def _fitted(model: Model) -> bool:

@@ -162,7 +162,10 @@ ROUNDED = {
     "nemotron-h-56b": (56e9, 0.5e9),
     "mimo-7b": (7.6e9, 0.1e9),
     "step-3.7-flash": (196e9, 0.5e9),
+    "ministral-3-3b": (3.4e9, 0.05e9),
     "ministral-3-8b": (8.4e9, 0.1e9),
+    "ministral-3-14b": (13.5e9, 0.05e9),
+    "lfm2.5-1.2b": (1.17e9, 0.005e9),
     "opt-66b": (65.72e9, 0.01e9),  # 66B
     "moonlight-16b-a3b": (15.96e9, 0.005e9),  # safetensors; with the biases that choose experts
     "ernie-4.5-21b-a3b": (21.8e9, 0.1e9),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from windtunnel.evidence.accuracy.serving.launches import (
@@ -121,7 +123,7 @@ def test_other_rows_stay_as_they_are() -> None:
     deployment = deployment_of(row)
     assert deployed(row, deployment) is deployment
     profile = load_engine("vllm")
-    assert planned_ahead(row, profile) is profile
+    assert planned_ahead(row, profile) == replace(profile, fitted_source=True)
 
 
 def test_the_first_token_of_sglangs_pools_comes_with_those_after_it() -> None:

@@ -106,6 +106,7 @@ def pooled(row: ServingRow, deployment: Deployment) -> Deployment:
 
 def captured_by_pools(row: ServingRow, deployment: Deployment, profile: Profile) -> Profile:
     """A profile with the largest batch that workers of the source's recipe capture, and their all-to-all's buffers."""
+    profile = of_source(row, profile)
     pools = _of_pools(row, deployment)
     buffers = _first(_published()["deepseek"]["buffers"], row) if pools else {}
     tokens = buffers.get("tokens", profile.all_to_all_buffer)
@@ -182,8 +183,14 @@ def _others_deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     return replace(deployment, kv=kv, max_num_batched_tokens=tokens, prefix_caching=False)
 
 
+def of_source(row: ServingRow, profile: Profile) -> Profile:
+    """A profile that says whether its constants rest on runs of the row's source."""
+    return replace(profile, fitted_source=row.text("source").startswith(tuple(_published()["fitted"])))
+
+
 def planned_ahead(row: ServingRow, profile: Profile) -> Profile:
     """vLLM's profile where a launch script asks that the next step be planned while one runs."""
+    profile = of_source(row, profile)
     if not _inferencex_other(row) or profile.framework != "vllm":
         return profile
     limit = _first(_published()["others"]["vllm"], row).get("graphs", profile.graph_limit)

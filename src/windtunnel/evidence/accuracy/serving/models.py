@@ -44,6 +44,7 @@ LIKE = {
     "llama-3.2-11b-vision": "llama-3.1-8b",
 }
 SIZE = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]\d?$")  # a word of a name that no other word stands for
+SMALLER = ("flash", "mini", "nano", "lite", "air", "tiny", "small")  # GLM-5.3-Flash is no GLM-5.3
 FAMILY = re.compile(r"(?<![a-z])(llama|mixtral|mistral|gemma|phi|falcon|yi)(?=\d)")  # llama3-8b
 LINEAR_WINDOW = 128
 
@@ -70,10 +71,9 @@ def model_named(name: str, family: str = "") -> Model:
             return load_model(LIKE.get(family, family))
         except UserError:
             pass
-    if "-" in names[-1] and not SIZE.match(
-        names[-1].rpartition("-")[2]
-    ):  # amd/DeepSeek-R1-0528-MXFP4-Preview: what is known of its words
-        try:
+    last = names[-1].rpartition("-")[2]
+    if "-" in names[-1] and not (SIZE.match(last) or last in SMALLER):
+        try:  # amd/DeepSeek-R1-0528-MXFP4-Preview: what is known of its words
             return model_named(names[-1].rpartition("-")[0])
         except UserError:
             pass

@@ -21,6 +21,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     drafts_unlisted,
     engine_of_row,
     held_back,
+    of_source,
     planned_ahead,
     pooled,
     prompt_tokens,
@@ -208,8 +209,11 @@ def _run(
     engines = [_roomy(engine, load, assumed) for engine in engines]
     if engines[0].rules.prefix_caching and repeats(row):
         assumed.append(f"the client's {sent_again()[0]} prompts were sent again and again")
-        load = replace(load, prefix_names=_repeated(row, load))
+        load = replace(load, prefix_names=_named(load, sent_again()[0]))
         return [_warm(engine, load, range(len(load))) for engine in engines], assumed
+    if engines[0].rules.prefix_caching and row.number("warm_prompts"):
+        load = replace(load, prefix_names=_named(load, len(load)))
+        return [_warm(engine, load, range(row.whole_number("warm_prompts", 1))) for engine in engines], assumed
     if load.turns is not None and in_steady_state(row) and engines[0].rules.prefix_caching:
         return [_warm(engine, load, load.turns.firsts) for engine in engines], assumed
     return [serve_with(engine, load) for engine in engines], assumed
@@ -228,7 +232,8 @@ def _mlperf(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[Serving
     if not row.text("tp"):
         assumed.append(f"layout {deployment.words()}")
     cluster = gpu_of(row.text("gpu"), max(gpus, deployment.gpus))
-    engine = _engine(model, cluster, deployment, profiles.get(deployment.engine))
+    profile = of_source(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
+    engine = _engine(model, cluster, deployment, profile)
     rules = replace(engine.rules, prefix_caching=False)
     engine = replace(engine, rules=rules)
     load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
@@ -254,10 +259,11 @@ def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
     return (len(ends) - 2 * batch) * load.output_tokens_mean / seconds * replicas_of(row, gpus)
 
 
-def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
-    """Names of the full blocks of prompts that are sent in turn."""
-    blocks = row.whole_number("isl", 1) // load.prefix_block
-    prompts = [tuple(range(place * blocks, (place + 1) * blocks)) for place in range(sent_again()[0])]
+def _named(load: Workload, different: int) -> list[tuple[int, ...]]:
+    """Names of the full blocks of prompts; so many have nothing in common and are sent in turn."""
+    counts = load.input_tokens[:different] // load.prefix_block
+    ends = np.cumsum(counts)
+    prompts = [tuple(range(int(end - count), int(end))) for end, count in zip(ends, counts, strict=True)]
     return [prompts[index % len(prompts)] for index in range(len(load))]
 
 
@@ -413,10 +419,10 @@ def prefill_workers(prefill: Engine, decode: Engine, isl: int, osl: int, concurr
 
 
 @lru_cache(maxsize=512)
-def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Profile | None) -> Engine:
+def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Profile) -> Engine:
     if all(layer.feed_forward.kind == "dense" for layer in model.layers):  # tables list sizes of experts for them, too
         deployment = replace(deployment, moe_tp=None, moe_ep=None)
-    return engine_of(model, cluster, deployment, profile=profile or load_engine(deployment.engine))
+    return engine_of(model, cluster, deployment, profile=profile)
 
 
 def _roomy(engine: Engine, load: Workload, assumed: list[str]) -> Engine:

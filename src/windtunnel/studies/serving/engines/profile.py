@@ -2,7 +2,7 @@
 
 A file `<engine>.yaml` holds `defaults`, then `releases` from the oldest to the newest, each with what is different. A
 release that is not listed is read as the nearest older one (or the oldest). One newer than all is that too, but says
-so (`notice`), and its band is wider: updates change speeds. Times:
+so (`notice`), and its band is wider: updates change speeds. `newer` holds rules of such releases that were read. Times:
 
     step     t = max(GPU, host) when the next step is planned while this one runs, else their sum
     GPU      kernels + layers x layer_gap_s;   expert, attention and prefill kernels times their factor
@@ -86,6 +86,11 @@ class Profile:
     graph_bytes: float = 0.0  # of a captured graph, per layer; 0: in `reserved_bytes`
     windows: Literal["full", "freed", "pool"] = "full"  # how layers that keep a window are cached: kv/capacity.py
     window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
+    # States in slots of their own (SGLang: --mamba-full-memory-ratio): memory of slots over that of keys, 0 where they
+    # lie beside keys; and slots for which a sequence is admitted, since prefixes keep states too.
+    state_share: float = 0.0
+    state_slots: int = 1
+    compressed_seqs: int = 0  # sequences of a replica whose model compresses its keys (DeepSeek-V4); 0: as of any other
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
     filter_bytes: float = 30.0  # moved per logit where tokens are drawn from the likeliest
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
@@ -143,6 +148,7 @@ class Profile:
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     experts_fitted: bool = True  # whether these constants were held against models with routed experts
+    fitted_source: bool = False  # whether these constants rest on runs of whoever asks: no term for other sources
     band: float = 0.15  # log half-width of p5 to p95 of a step time
     calibrated_to: str = ""  # the listed release whose numbers these are
     notice: str = ""  # what has to be said of that choice
@@ -226,7 +232,7 @@ def load_engine(spec: str) -> Profile:
     """
     if spec.endswith((".yaml", ".yml")):
         path = Path(spec)
-        return _of_release(path.stem, "", path)
+        return replace(_of_release(path.stem, "", path), fitted_source=True)
     name = engine_in(spec)
     if name is None or not (path := FOLDER / f"{name.engine}.yaml").exists():
         raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])
@@ -249,6 +255,8 @@ def _of_release(name: str, wanted: str, path: Path) -> Profile:
     releases = list(document["releases"])
     release = _nearest(wanted, releases)
     fields = {**document.get("defaults", {}), **(document["releases"][release] or {})}
+    for since, rules in document.get("newer", {}).items():  # read, beside constants that nobody fitted
+        fields |= rules if order_of(str(since)) <= order_of(wanted) else {}
     profile = replace(_profile(name, wanted or release, fields, path), calibrated_to=release)
     newest = order_of(releases[-1])
     if order_of(wanted)[: len(newest)] <= newest:
@@ -290,6 +298,8 @@ def _document(path: Path) -> Mapping[str, Any]:
     document = read_mapping(path, "give an engine profile in YAML")
     if not isinstance(document.get("releases"), dict) or not document["releases"]:
         raise InputFileError(path, "holds no `releases:`", "list at least one release with its numbers")
+    if not isinstance(document.get("newer", {}), dict):
+        raise InputFileError(path, "`newer` holds no releases", "give rules by release, or leave it out")
     document["releases"] = {str(name): value for name, value in document["releases"].items()}
     return document
 

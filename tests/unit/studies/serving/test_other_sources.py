@@ -1,0 +1,133 @@
+"""Questions of whom no constant was fitted on: limits that engines set by themselves, and how wide the band is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import hypot
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import InputFileError, UserError
+from windtunnel.evidence.accuracy.serving.launches import of_source
+from windtunnel.evidence.accuracy.serving.models import model_named
+from windtunnel.evidence.accuracy.serving.predict import predicted
+from windtunnel.evidence.accuracy.serving.rows import ServingRow
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.serving import Deployment, engine_of, load_engine
+from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.run import (
+    NEW_MODEL_SOURCE_BAND,
+    SOURCE_BAND,
+    UNTIMED_SOURCE_BAND,
+    band_of,
+    sources_of,
+)
+
+ROW = {
+    "id": "a",
+    "source": "somebody/else",
+    "model": "llama-3.1-8b",
+    "gpu": "h200-sxm",
+    "engine": "sglang",
+    "engine_version": "0.5.9",
+    "precision": "bf16",
+    "isl": "4000",
+    "osl": "20",
+    "concurrency": "8",
+    "prompts_per_slot": "4",
+}
+
+
+def engine(model: str, name: str, cluster: str = "h200-sxm:1", **layout: int | bool) -> Engine:
+    return engine_of(load_model(model), parse_cluster(cluster), Deployment(engine=name, **layout))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", ["qwen3.5-35b-a3b", "qwen3.5-27b"])
+def test_states_have_slots_beside_keys_and_a_sequence_is_admitted_for_several(model: str) -> None:
+    state = sum(layer.attention.state_bytes() for layer in load_model(model).layers)
+    name = "sglang-0.5.16"
+    built = engine(model, name)
+    slots = 0.9 * built.memory.kv // state
+    assert built.rules.max_num_seqs == slots // 5
+    assert engine(model, "sglang-0.5.12").rules.max_num_seqs == slots // 3
+    assert engine(model, name, prefix_caching=False).rules.max_num_seqs == min(slots, 1024)
+    assert engine(model, name, max_num_seqs=7).rules.max_num_seqs == 7
+    beside = replace(load_engine(name), state_share=0.0)
+    together = engine_of(load_model(model), parse_cluster("h200-sxm:1"), Deployment(engine=name), profile=beside)
+    assert built.memory.kv * 1.9 == pytest.approx(together.memory.kv)
+    assert together.rules.max_num_seqs == 1024
+
+
+def test_rules_of_newer_releases_stand_beside_the_newest_constants(tmp_path: Path) -> None:
+    known, newer = load_engine("sglang-0.5.12"), load_engine("sglang-0.5.16")
+    assert (known.state_slots, newer.state_slots) == (3, 5)
+    assert newer.calibrated_to == "0.5.12"
+    assert newer.band > known.band
+    path = tmp_path / "own.yaml"
+    path.write_text("releases: {a: {}}\nnewer: [1]\n")
+    with pytest.raises(InputFileError, match="newer"):
+        load_engine(str(path))
+
+
+def test_models_without_states_and_other_engines_are_limited_as_ever() -> None:
+    assert engine("llama-3.1-8b", "sglang-0.5.16").rules.max_num_seqs == 1024
+    assert engine("qwen3.5-35b-a3b", "vllm-0.22").rules.max_num_seqs == 1024
+
+
+def test_deepseek_v4_runs_256_requests_on_sglang_where_nobody_says_otherwise() -> None:
+    ranks = {"attn_dp": 4, "moe_ep": 4}
+    assert engine("deepseek-v4-flash", "sglang-0.5.15", "b200-sxm:4", **ranks).rules.max_num_seqs == 256
+    given = engine("deepseek-v4-flash", "sglang-0.5.15", "b200-sxm:4", **ranks, max_num_seqs=100)
+    assert given.rules.max_num_seqs == 400
+    assert engine("deepseek-v4-flash", "vllm-0.22", "b200-sxm:4", tp=4).rules.max_num_seqs == 1024
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "name", "term", "why"),
+    [
+        ("llama-3.1-8b", "h200-sxm:1", "sglang-0.5.9", SOURCE_BAND, ""),
+        ("qwen3.5-27b", "h200-sxm:1", "sglang-0.5.9", NEW_MODEL_SOURCE_BAND, "family"),
+        ("llama-3.1-8b", "mi300x:1", "sglang-0.5.9", UNTIMED_SOURCE_BAND, "not timed"),
+        ("llama-3.1-8b", "tpu-v6e:4", "vllm-0.19", 0.0, ""),
+    ],
+)
+def test_the_band_of_another_source_is_wider_and_says_why(
+    model: str, cluster: str, name: str, term: float, why: str
+) -> None:
+    own, of_fitted = (
+        engine_of(
+            load_model(model),
+            parse_cluster(cluster),
+            Deployment(engine=name),
+            profile=replace(load_engine(name), fitted_source=fitted),
+        )
+        for fitted in (False, True)
+    )
+    assert not load_engine(name).fitted_source
+    assert band_of(own, 4.0, 500.0, False) == pytest.approx(hypot(band_of(of_fitted, 4.0, 500.0, False), term))
+    assert not any(words.startswith("band:") for words in sources_of(of_fitted))
+    assert why in "".join(words for words in sources_of(own) if words.startswith("band:"))
+
+
+@pytest.mark.parametrize(
+    ("source", "fitted"), [("InferenceX dashboard", True), ("somebody/else@1", False), ("", False)]
+)
+def test_rows_of_fitted_sources_are_known_by_their_source(source: str, fitted: bool) -> None:
+    row = ServingRow({**ROW, "source": source})
+    assert of_source(row, load_engine("sglang-0.5.9")).fitted_source is fitted
+    assert (predicted(row).tpot_p95_s < predicted(ServingRow(ROW)).tpot_p95_s) is fitted
+
+
+def test_prompts_that_were_sent_before_are_answered_sooner() -> None:
+    cold, warm, all_warm = (predicted(ServingRow({**ROW, "warm_prompts": n})).ttft_s for n in ("", "16", "32"))
+    assert all_warm < 0.5 * cold
+    assert all_warm < warm < cold
+
+
+def test_a_smaller_model_is_not_taken_for_the_one_whose_name_it_extends() -> None:
+    assert model_named("zai-org/GLM-5.3-FP8").name == "glm-5.2"
+    assert model_named("deepseek-ai/DeepSeek-V4-Flash").name == "deepseek-v4-flash"
+    with pytest.raises(UserError):
+        model_named("zai-org/GLM-5.3-Flash")
