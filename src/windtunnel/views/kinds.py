@@ -22,11 +22,9 @@ Cell = Number | str | float | int | None
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The answer: one sentence that says what it means, and the figure that it is about."""
+    """The answer in one sentence that says what it means."""
 
     verdict: str
-    figure: str = ""
-    number: Number | None = None
     tone: Tone = "calm"
 
 
@@ -254,26 +252,26 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One side of a heat map: so many of what, named one by one or by number."""
+    """The columns or the rows of a heat map: what each is, how many there are, and their names if they have any."""
 
     name: str
     count: int
     labels: Sequence[str] = ()
 
     def label(self, number: int) -> str:
-        """How one is called."""
+        """Name of a column or a row, or what it is and its number."""
         return self.labels[number] if self.labels else f"{self.name} {number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A figure over two sides. `values`: by column and then by row, None where there is nothing; `texts` of cells."""
+    """A map of cells in shades. `values`: column by column, each from the first row on; None where there is nothing."""
 
     title: str
     columns: Grid
     rows: Grid
     values: Sequence[float | None]
-    number: str  # what the values are
+    measure: str  # what the values are, such as a slowdown
     unit: str = ""
     low: float | None = None  # of the scale
     high: float | None = None

@@ -156,11 +156,11 @@ def duration(ns: float) -> str:
     return format_time(ns / 1e9, 4)
 
 
-def significant(value: float, digits: int = 4) -> str:
+def significant(value: float) -> str:
     """`value` with about four significant digits, thousands separated, never in exponent form."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 9)}f}"
 
 
@@ -179,11 +179,6 @@ def memory_column(parts: Sequence[int], signed: bool = False) -> list[str]:
     # A hundredth of a GiB is no whole number of bytes: scale so that the quantum is.
     quanta = split_exactly([part * 100 for part in parts], unit)
     return [f"{_number(n / 100, 2, signed)} {name}" for n in [*quanta, sum(quanta)]]
-
-
-def dollars(value: float | None) -> str:
-    """To the cent; nothing where there is no price."""
-    return "" if value is None else f"${value:,.2f}"
 
 
 def signed(text: str, value: float) -> str:

@@ -121,7 +121,6 @@ POLICIES = tuple(
         asks="lines",
         loop="loans",
         capacity=frozenset({"own", "loaned"}) if parts.loan else frozenset({"own"}),
-        source="Li et al., Lyra, EuroSys 2023",
     )
     for name, parts in PARTS.items()
 )
