@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from windtunnel.units import format_bytes, format_count, format_flops, format_percent, format_rate, format_time
-from windtunnel.views.number import Number
+from windtunnel.views import Number
 
 GIB = 1 << 30
 MINUS = "\N{MINUS SIGN}"
