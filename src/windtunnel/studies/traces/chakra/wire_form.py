@@ -28,8 +28,7 @@ _FORMATS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 def read_wire(path: Path) -> ChakraFile:
     """Read `path`; of a file that is cut off, the nodes before that point.
 
-    Raises:
-        InputFileError: no node can be read.
+    Raises InputFileError: no node can be read.
     """
     content, cut = unpacked(path)
     nodes: list[Node] = []
