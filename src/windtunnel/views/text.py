@@ -116,11 +116,11 @@ def texts_of(figures: Sequence[Number | float | None], unit: str = "") -> list[s
 
 def split_exactly(parts: Sequence[int], quantum: int, total: int | None = None) -> list[int]:
     """`parts` in whole quanta that sum to the rounded sum of `parts` (or to `total` quanta)."""
-    wanted = _rounded(sum(parts), quantum) if total is None else total
+    whole = _rounded(sum(parts), quantum) if total is None else total
     floors = [part // quantum for part in parts]
-    left = wanted - sum(floors)
+    missing = whole - sum(floors)
     by_remainder = sorted(range(len(parts)), key=lambda i: (-(parts[i] % quantum), i))
-    for i in by_remainder[: max(0, left)]:
+    for i in by_remainder[: max(0, missing)]:
         floors[i] += 1
     return floors
 

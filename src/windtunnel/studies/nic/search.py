@@ -139,8 +139,8 @@ def _reached(room: list[dict[int, float]], source: int) -> dict[int, int]:
     came, queue = {source: source}, deque([source])
     while queue:
         at = queue.popleft()
-        for to, left in room[at].items():
-            if left > EPS and to not in came:
+        for to, capacity in room[at].items():
+            if capacity > EPS and to not in came:
                 came[to] = at
                 queue.append(to)
     return came
