@@ -16,7 +16,10 @@ from windtunnel.errors import InputFileError
 def check_writable(path: Path) -> None:
     """Refuse, before any work, a place where no file can be written. Raises InputFileError."""
     path = Path(path)
-    problem = "is a folder" if path.is_dir() else ""
+    try:
+        problem = "is a folder" if path.is_dir() else ""
+    except OSError as error:  # a name that is too long for a file
+        problem = f"cannot be written ({error.strerror})"
     above = next((parent for parent in path.absolute().parents if os.path.lexists(parent)), Path("/"))
     if not problem and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         problem = f"cannot be written: {above} is no folder that can be written to"

@@ -1,15 +1,6 @@
 """The header of every answer, whichever study gave it: what was asked, by what, and how sure it is.
 
-    schema      version of this form, one for all studies
-    version     of the product that gave the answer
-    study       the verb that was asked: `predict`, `plan`, `serve`, `fleet flows`, ...
-    spec        what was asked: as the study resolved it, or the verb's arguments by name
-    reproduce   the command line that asks it again; None where none did
-    band        None, or of which figure (`of`) it gives `p5` and `p95`
-    provenance  None, or what the figures rest on: by source its share of the busy time, or words
-    warnings    what to mind
-
-The study's own part stands beside it in the same document. docs/result-schema.md has both.
+docs/result-schema.md says what each field is. The study's own part stands beside them in the same document.
 """
 
 from __future__ import annotations

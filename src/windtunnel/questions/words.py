@@ -153,7 +153,7 @@ def words(question: Question) -> list[str]:
             part_words += _flag_words(flags[path], field_of[path], value)
         else:
             others += _flag_words(flags[path], field_of[path], value)
-    for path, kind_name in _unsaid(kind, data):
+    for path, kind_name in _ambiguous_unions(kind, data):
         sets += ["--set", f"{path}.kind={kind_name}"]
     last = places.pop(several_places(kind), [])  # behind flags, as a script's words are
     ahead = ["--"] if any(word.startswith("-") for word in last) else []
@@ -241,8 +241,8 @@ def _flat(
         yield from _flat(inside, flags, entry, path + ".")
 
 
-def _unsaid(part: type, data: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The unions whose member the keys alone do not say, and the member."""
+def _ambiguous_unions(part: type, data: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Paths of the unions whose member cannot be told from its keys, and the kind of that member."""
     for field in fields_of(part):
         inner = data.get(field.path)
         if not isinstance(inner, Mapping) or not field.parts:
@@ -252,7 +252,7 @@ def _unsaid(part: type, data: Mapping[str, object], prefix: str = "") -> Iterato
             member = pick(field.members, inner)
             if pick(field.members, {key: entry for key, entry in inner.items() if key != "kind"}) is not member:
                 yield path, kind_of(member)
-        yield from _unsaid(member, inner, path + ".")
+        yield from _ambiguous_unions(member, inner, path + ".")
 
 
 def _flag_words(name: str, field: Field, value: Any) -> list[str]:

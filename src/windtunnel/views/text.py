@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from windtunnel.units import format_bytes, format_count, format_flops, format_percent, format_rate, format_time
-from windtunnel.views.number import Number
+from windtunnel.views import Number
 
 GIB = 1 << 30
 MINUS = "\N{MINUS SIGN}"
@@ -116,11 +116,11 @@ def texts_of(figures: Sequence[Number | float | None], unit: str = "") -> list[s
 
 def split_exactly(parts: Sequence[int], quantum: int, total: int | None = None) -> list[int]:
     """`parts` in whole quanta that sum to the rounded sum of `parts` (or to `total` quanta)."""
-    wanted = _rounded(sum(parts), quantum) if total is None else total
+    whole = _rounded(sum(parts), quantum) if total is None else total
     floors = [part // quantum for part in parts]
-    left = wanted - sum(floors)
+    missing = whole - sum(floors)
     by_remainder = sorted(range(len(parts)), key=lambda i: (-(parts[i] % quantum), i))
-    for i in by_remainder[: max(0, left)]:
+    for i in by_remainder[: max(0, missing)]:
         floors[i] += 1
     return floors
 
@@ -156,11 +156,11 @@ def duration(ns: float) -> str:
     return format_time(ns / 1e9, 4)
 
 
-def significant(value: float, digits: int = 4) -> str:
+def significant(value: float) -> str:
     """`value` with about four significant digits, thousands separated, never in exponent form."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 9)}f}"
 
 
@@ -179,11 +179,6 @@ def memory_column(parts: Sequence[int], signed: bool = False) -> list[str]:
     # A hundredth of a GiB is no whole number of bytes: scale so that the quantum is.
     quanta = split_exactly([part * 100 for part in parts], unit)
     return [f"{_number(n / 100, 2, signed)} {name}" for n in [*quanta, sum(quanta)]]
-
-
-def dollars(value: float | None) -> str:
-    """To the cent; nothing where there is no price."""
-    return "" if value is None else f"${value:,.2f}"
 
 
 def signed(text: str, value: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from windtunnel.errors import InputFileError
 from windtunnel.faces.report.run_list import RunList
-from windtunnel.files.write import write_atomically
+from windtunnel.files.write import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +38,13 @@ def test_what_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="cannot be written"):
         write_atomically(tmp_path / "taken", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("name", ["9" * 400, "\N{COLLISION SYMBOL}" * 100, "a" * 300 + "/b.csv"])
+def test_a_name_too_long_for_a_file_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    for place in (tmp_path / name, Path(name)):
+        with pytest.raises(InputFileError, match="cannot be written"):
+            check_writable(place)
 
 
 def test_of_many_writers_one_is_read(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from windtunnel.views.text import text_of, texts_of
 
 EVIL = "</script><script>alert(1)</script>[red]\x1b[31m{{ 7*7 }}|`"
 ALL: list[View] = [
-    Headline(EVIL, "step", Number(1.5, "s"), "bad"),
+    Headline(EVIL, "bad"),
     Figures([Figure(EVIL, Number(0.5, "share", 0.4, 0.6), EVIL, 0.5), Figure("word", EVIL)], EVIL),
     Bars(EVIL, "s", [Bar(EVIL, [Part(EVIL, 1.0), Part("b", 2.0)])]),
     Bars("several", "B", [Bar(EVIL, [Part(EVIL, 2.0**30)], 2.0**31), Bar("b", [Part("c", 2.0**29)])]),

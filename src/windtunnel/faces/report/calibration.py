@@ -18,7 +18,6 @@ from windtunnel.views import (
     Field,
     Headline,
     Notes,
-    Number,
     Series,
     Table,
     View,
@@ -54,7 +53,7 @@ def _views(answer: Calibration) -> Iterator[View]:
         yield Headline(f"Curves pass through all of their {points:,} points, which says nothing of their error.")
     else:
         verdict = f"Curves of {points:,} measured points are {text_of(mean, 'share')} off in the mean{text}."
-        yield Headline(verdict, "off by", Number(mean, "share"), "good" if mean < 0.1 else "warn")
+        yield Headline(verdict, "good" if mean < 0.1 else "warn")
     fields: list[Field[CurveChart]] = [
         *(("op", "text", "name"), ("dtype", "text", "dtype"), ("points", "count", lambda chart: len(chart.shapes))),
         ("from", "text", lambda chart: text_of(min(chart.measured_s), "s")),

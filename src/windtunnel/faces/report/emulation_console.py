@@ -125,9 +125,5 @@ def _faked(emulation: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"            rank {worst} slowed by {emulation.slow[worst]:g}{others}"
     if emulation.peer_times:
         yield f"            computing of other classes: as measured, {', '.join(map(str, emulation.peer_times))}"
-    if _lacks_stages(emulation, kinds):
+    if "recv" in kinds and emulation.captured is None and not emulation.ranks:
         yield "            messages came when asked for: other stages' programs are not known; give --captured FOLDER"
-
-
-def _lacks_stages(emulation: Emulation, kinds: Mapping[str, object]) -> bool:
-    return "recv" in kinds and emulation.captured is None and not emulation.ranks

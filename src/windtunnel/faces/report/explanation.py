@@ -47,12 +47,7 @@ def explanation_document(answer: Explanation) -> Document:
 
 def _views(answer: Explanation) -> Iterator[View]:
     slowdown = Number(answer.slowdown, "x")
-    yield Headline(
-        answer.verdict,
-        "slowdown",
-        slowdown if answer.slowdown > 1 else None,
-        "good" if answer.slowdown < 1.02 else "warn",
-    )
+    yield Headline(answer.verdict, "good" if answer.slowdown < 1.02 else "warn")
     measured, replayed = answer.measured_ns, answer.replayed_ns
     off = f", {text_of(replayed / measured - 1, 'change')} of it" if measured else ""
     of = "mean of the steps" if answer.n_steps > 1 else "the whole recording"

@@ -74,11 +74,11 @@ def _sizes(result: FabricResult) -> Table:
 def nic_document(result: NicResult) -> Document:
     """A data path that is split between host and NIC."""
     spec, (low, high) = result.spec, result.right_for_skew
-    left = result.host_cores / result.host_only_cores if result.host_only_cores else 1.0
+    host_share = result.host_cores / result.host_only_cores if result.host_only_cores else 1.0
     verdict = f"{spec['nic']} leaves the host {result.host_cores:.1f} of {result.host_only_cores:.1f} cores."
     figures = [
         Figure("host cores", Number(result.host_cores, "")),
-        Figure("saved", Number(1 - left, "share"), f"{result.host_cores_saved:.1f} cores"),
+        Figure("saved", Number(1 - host_share, "share"), f"{result.host_cores_saved:.1f} cores"),
         Figure("by code alone", Number(result.by_code_cores, ""), "host cores"),
         Figure("by state alone", Number(result.by_state_cores, ""), "host cores"),
         Figure("NIC cores in use", Number(result.nic_use, "share")),

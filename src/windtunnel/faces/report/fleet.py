@@ -377,8 +377,8 @@ def sharing_document(sharing: Shared) -> Document:
         ),
     ]
     for name, links in sharing.placements.items():
-        slower = Number(sum(slower_of(links)) / len(slower_of(links)) - 1, "share")
-        views += [] if views else [Headline(f"Steps are {text_of(slower)} longer than alone.", "placed by fit", slower)]
+        slower = sum(slower_of(links)) / len(slower_of(links)) - 1
+        views += [] if views else [Headline(f"Steps are {text_of(slower, 'share')} longer than alone.")]
         views.append(table_of(f"Placed {name}", links, fields))
     title = f"{sum(len(link.jobs) for link in sharing.placements['by fit'])} jobs on shared links"
     return Document("traffic in turns", title, views, [], sharing.source)

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from windtunnel.studies.fleet.jobs.usage import FleetUse, JobUse
 from windtunnel.studies.fleet.live.beside import BesideRun
-from windtunnel.views import Axis, Curve, Document, Field, Figure, Figures, Headline, Number, Series, View, table_of
-from windtunnel.views.kinds import Limit
+from windtunnel.views import (
+    Axis,
+    Curve,
+    Document,
+    Field,
+    Figure,
+    Figures,
+    Headline,
+    Limit,
+    Number,
+    Series,
+    View,
+    table_of,
+)
 from windtunnel.views.text import text_of
 
 

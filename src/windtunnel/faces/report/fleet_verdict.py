@@ -56,7 +56,7 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
     if then is not None and then is not best:
         tail += f"; as it was, {text_of(float(then[key] or 0.0), unit)}"
     doubt = _doubt(figures)
-    return Headline(f"{text}{tail}.{doubt}", name, number, "warn" if doubt else "good")
+    return Headline(f"{text}{tail}.{doubt}", "warn" if doubt else "good")
 
 
 def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:

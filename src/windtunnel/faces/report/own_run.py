@@ -51,7 +51,7 @@ def _views(answer: Diagnosis) -> Iterator[View]:
     predicted = Number(answer.predicted_step_s, "s", answer.predicted_p5_s, answer.predicted_p95_s)
     tone = TONES[answer.verdict] if answer.result.infeasible is None else "warn"
     assert tone in ("good", "calm", "warn")
-    yield Headline(answer.sentence, "measured step", Number(answer.measured_step_s, "s"), tone)  # type: ignore[arg-type]
+    yield Headline(answer.sentence, tone)  # type: ignore[arg-type]
     figures = [
         Figure("measured", Number(answer.measured_step_s, "s"), _steady_words(answer)),
         Figure("predicted", predicted, "nothing wrong with the machine"),

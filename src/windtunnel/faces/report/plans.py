@@ -48,8 +48,6 @@ def _views(answer: Plans, address: Callable[[Planned], str]) -> Iterator[View]:
     best = answer[0]
     yield Headline(
         f"{words_of(best)}: {text_of(best.step_time_s, 's')} a step, {text_of(best.mfu, 'share')} MFU. {proof(answer)}",
-        "step time",
-        _step(best),
         "good",
     )
     room = best.memory_capacity_bytes - best.peak_memory_bytes
@@ -211,10 +209,9 @@ def cuts_document(answer: Mapping[str, Any]) -> Document:
         (f"{stage['first']} to {stage['last']}", stage["units"], stage["micro_batch_s"], stage["memory_bytes"])
         for stage in best["stages"]
     ]
-    step = Number(best["step_time_s"], "s", best["p5_s"], best["p95_s"])
     cut = f"{best['plan']['pp']} stages of {best['plan']['dp']} replicas"
     verdict = (
-        f"{cut}: {text_of(step)} a step."
+        f"{cut}: {text_of(best['step_time_s'], 's')} a step."
         if fits
         else f"Nothing fits: none of {space['legal']} numbers of stages. The nearest: {cut}."
     )
@@ -224,7 +221,7 @@ def cuts_document(answer: Mapping[str, Any]) -> Document:
         f" {answer['seconds']:.1f} s."
     )
     views: list[View] = [
-        Headline(verdict, "step time", step, "good" if fits else "bad"),
+        Headline(verdict, "good" if fits else "bad"),
         Table("Best cuts" if fits else "The nearest", columns, rows),
         Table("Stages of the first", stage_columns, stages, most=len(stages)),
         Notes("Assumed", [how, *answer["assumed"]]),

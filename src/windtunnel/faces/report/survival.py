@@ -90,7 +90,7 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
     beside = f", {text_of(worst.ettr, 'share')} with {worst.policy}" if worst is not best else ""
     text = f"; the largest loss is {LOSSES.get(loss, loss)}, {text_of(most, 'share')}" if most > 0 else ""
     verdict = f"With {best.policy}, training goes on {text_of(best.ettr, 'share')} of the time{beside}{text}."
-    yield Headline(verdict, "effective training time", _share(best), "good")
+    yield Headline(verdict, "good")
     planned = f", and {first.planned:,.0f} planned" if first.planned else ""
     every = "nothing fails"
     if math.isfinite(answer.mttf_s):

@@ -1,10 +1,4 @@
-"""Flows that share links: who gets how much, and when each ends.
-
-    rate(flow) = weight x level;   sum over flows on a link of use x rate <= capacity
-
-Max-min fair: no level can rise without lowering one that is not higher. It is what per-connection fair queueing tends
-to, and what flow-level simulators of data-centre networks assume; source, limits and known error:
-docs/physics/contention.md. A flow takes all its links at once and at one rate, re-rated at every arrival and departure.
+"""Flows that share links max-min fairly: who gets how much, when each ends (docs/physics/contention.md).
 
 * Paths are CSR: flow f uses `link_idx[link_ptr[f]:link_ptr[f + 1]]`, each link at most once.
 * `use` (default 1) is the capacity that one unit of rate takes on that link: with it one flow can stand for a whole

@@ -77,10 +77,7 @@ def replay(
 
     `duration_ns`: int64[n], each op alone on its device and its links. `slowdown`: who slows whom on one GPU.
     `sharing`: who takes what of which links; it costs nothing where no link can be too narrow.
-
-    Raises:
-        ScheduleError: ops can never start; names them.
-        SpecError: `sharing` contradicts itself.
+    Raises ScheduleError that names ops which can never start, SpecError where `sharing` contradicts itself.
     """
     durations = _checked(graph, duration_ns, slowdown, sharing)
     flows = None if sharing is None else contenders(graph, durations, sharing)

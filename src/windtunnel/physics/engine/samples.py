@@ -89,9 +89,7 @@ def sample_steps(
         varying: bool[ops], ops that sources draw for; none of `across`.
         variants: Of the job; all have as many units. They share what their common sources draw.
         samples: How many. Sample i does not depend on this.
-
-    Raises:
-        LayoutError: even a few samples at a time would not fit into memory.
+    Raises LayoutError: even a few samples at a time would not fit into memory.
     """
     course = course_of(graph, across, varying)
     lanes, workers = _lanes(course, variants, samples)

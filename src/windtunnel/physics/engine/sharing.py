@@ -1,17 +1,13 @@
-"""Which ops of a graph share links, and what they take of them.
-
-    speed(op) = min(what interference on its GPU allows, its max-min fair share of every link it uses) <= 1
-    for every link: sum over the ops that run of use x speed <= capacity
+"""Which ops of a graph share links, and what they take of them. docs/physics/contention.md has the formula.
 
 A demand is what an op takes of links at full speed; many ops may have the same. From its start to its end the op is one
-flow with that demand, and all members of a rendezvous are one flow together, which goes at one speed and is gone when
-the last of them ends. What interference keeps a flow from taking is left to others.
+flow with that demand, and all members of a rendezvous are one flow together.
 
 Most links can never be too narrow: a stream runs one op at a time, so no more can meet on a link than the largest
 demand of each stream. `contenders` leaves those links out, and with them every op that uses no other; where none is
 left the plain replay serves. It serves as well where what runs at once in it is never more than a link has (`fit`): the
-two give the same nanoseconds where no link is ever full. Of links that always are in
-use to the same part of their capacity, as the NICs of a ring are, one is followed for all.
+two give the same nanoseconds where no link is ever full. Of links that always are in use to the same part of their
+capacity, as the NICs of a ring are, one is followed for all.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""What if: a cluster, its quotas or its Slurm changed, as `--change PATH=VALUE` says.
-
-nodes=+32                            nodes of the cluster; a sign adds to what is there
-quota.vision=256                     GPUs of a ClusterQueue; quota.vision.borrowing_limit=none and its other fields
-slurm.qos.high.limits.user_gpus=16   whatever Slurm's files say, by the names of `policies/slurm/cluster.py`;
-                                     slurm.associations.vision.share=4, or .vision:ann.share of a user
-policy=easy, restart=5min, ...       any other field of the question
-"""
+"""What if: a cluster, its quotas or its Slurm changed, as `--change PATH=VALUE` says. docs/fleet.md lists the paths."""
 
 from __future__ import annotations
 

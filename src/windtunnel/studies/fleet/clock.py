@@ -71,7 +71,7 @@ class Clock:
             self.queue.push(job.submit_ns, (ARRIVE, job), ARRIVE)
         self.changes: Iterator[NodeChange] = iter(changes)  # by time; may have no end
         self._next_change()
-        self.left = len(self.jobs)
+        self.unfinished = len(self.jobs)
 
     @property
     def now_ns(self) -> int:
@@ -80,7 +80,7 @@ class Clock:
 
     def run(self, until_ns: int | None = None) -> None:
         """Until all jobs are done, rejected, or nothing more happens."""
-        while self.left and (next_ns := self.queue.next_ns()) is not None:
+        while self.unfinished and (next_ns := self.queue.next_ns()) is not None:
             if until_ns is not None and next_ns > until_ns:
                 self.moment.ns = until_ns
                 for job in self.active.values():
@@ -179,7 +179,7 @@ class Clock:
             self._rate(job, now_ns)
             return False
         job.end_ns = now_ns
-        self.left -= 1
+        self.unfinished -= 1
         del self.active[job.index]
         self._count_restart(job, now_ns)
         if self.lines is not None:
@@ -194,8 +194,8 @@ class Clock:
             self.queue.cancel(job.ticket)
             job.ticket = None
         if job.rate > 0:
-            left = max(job.work.phase_end(job.phase) - job.units, 0.0)
-            job.due_ns = max(job.since_ns, now_ns) + max(round(left / job.rate * NS), 0)
+            remaining_units = max(job.work.phase_end(job.phase) - job.units, 0.0)
+            job.due_ns = max(job.since_ns, now_ns) + max(round(remaining_units / job.rate * NS), 0)
             job.ticket = self.queue.push(job.due_ns, (PHASE, job), PHASE)
 
     def _stop(self, job: Running, now_ns: int) -> None:
@@ -285,7 +285,7 @@ class Clock:
         self._stop(job, now_ns)
         del self.active[job.index]
         job.rejected = True
-        self.left -= 1
+        self.unfinished -= 1
 
     def _choose(self, policy: QueuePolicy, now_ns: int) -> None:
         board = self.board

@@ -126,7 +126,6 @@ class Decision:
     reject: tuple[int, ...] = ()
     wake_s: float | None = None
     memory: object = None
-    why: Mapping[int, str] = field(default_factory=dict)  # why a job waits, where there is more to say than "no room"
 
 
 class Policy(Protocol):

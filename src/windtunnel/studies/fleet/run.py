@@ -31,7 +31,6 @@ from windtunnel.studies.fleet.policies import queues
 from windtunnel.studies.fleet.policies.own import Own, own_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Speeds
 from windtunnel.studies.fleet.traits import Traits
 
 SERVICE_SHARE = 0.5  # of a machine, requested by the service on it: `oversubscribe/machines.py`
@@ -128,7 +127,8 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if traits.sizes:
         if options.tables is None and options.speeds is not None and not traits.kinds:
             words = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
-            drop(_fits_on_none(jobs, site, options.speeds), Reason.TOO_LARGE, words)
+            speeds = (options.speeds(jobs, at, site.gpu, site.per_node, site.gpus) for at in range(len(jobs)))
+            drop([at for at, rates in enumerate(speeds) if not rates], Reason.TOO_LARGE, words)
         return tuple(dropped.values())
     nodes = jobs.gpus if options.pool else -(-jobs.gpus // site.per_node)
     large = np.flatnonzero(nodes > (site.gpus if options.pool else site.nodes))
@@ -167,11 +167,6 @@ def _measured(traits: Traits, options: Options, none_says: bool) -> bool:
     if traits.measured == "each":
         return options.tables is not None or none_says
     return traits.measured == "whole" and options.tables is not None and none_says
-
-
-def _fits_on_none(jobs: Jobs, site: Site, speeds: Speeds) -> list[int]:
-    """Jobs that fit in memory on no number of GPUs that the site has."""
-    return [at for at in range(len(jobs)) if not speeds(jobs, at, site.gpu, site.per_node, site.gpus)]
 
 
 def _blank(jobs: Jobs, policy: str, dropped: tuple[Dropped, ...]) -> Outcome:

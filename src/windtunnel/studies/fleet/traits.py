@@ -45,7 +45,6 @@ class Traits:
     priorities: bool = False  # heeds those of the log
     compiled: bool = False  # the same starts come from `policies/queues.py`, where no node comes or goes
     other_names: tuple[str, ...] = ()
-    source: str = ""
 
     def make_policy(self, site: Site, options: Options) -> Policy:
         """The policy as it is asked."""

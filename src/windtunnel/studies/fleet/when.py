@@ -206,7 +206,7 @@ def _gone_on(clock: Clock, resampled: Jobs, site: Site, policy: str, options: Op
     other.replace_works(exact_works(resampled, site, POLICIES[policy], options))
     job = other.jobs[at]
     span_ns = max(round(LOOK_S * NS), 1)
-    while job.end_ns is None and not job.rejected and other.left and other.queue.next_ns() is not None:
+    while job.end_ns is None and not job.rejected and other.unfinished and other.queue.next_ns() is not None:
         other.run(job.submit_ns + span_ns)  # no further than the job's end
         span_ns *= 2
     return (

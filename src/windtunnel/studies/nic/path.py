@@ -1,17 +1,4 @@
-"""A data path and a NIC as files say them.
-
-    packet: 1500 B
-    flows: 200000
-    skew: 1.0                 # Zipf: the i-th flow sends 1 / i^skew
-    host: {clock: 2.5GHz, crossing_cycles: 140}
-    nodes:
-      - {name: parse, host_cycles: 60, nic_cycles: 40}
-      - {name: conntrack, host_cycles: 320, nic_cycles: 380, state: 64 B, accesses: 2}
-      - {name: match, host_cycles: 1500, nic: false}
-    edges: [[parse, conntrack], [conntrack, match, 0.5]]     # from, to, share of packets; a chain where left out
-
-Cycles are for one packet that comes to the node. A node with `state` keeps so many bytes for each flow.
-"""
+"""A data path and a NIC as files say them, such as examples/nic/gateway.yaml. Cycles are for one packet that comes."""
 
 from __future__ import annotations
 

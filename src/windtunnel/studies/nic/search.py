@@ -1,15 +1,12 @@
-"""The split of a data path between host and NIC that leaves the host least to do. In the manner of Cora (2410.22229).
+"""The split of a data path between host and NIC that leaves the host least to do (docs/nic.md, in the manner of Cora).
 
-Traffic is of two classes: flows whose state has a place on the NIC (the ones that send most), and the rest. A packet of
-the first may meet any operation on the NIC, one of the rest only those without state. A plan gives each class a set of
-operations on the NIC, or mixes two such pairs over traffic. Host work of a packet is the cycles of what stays on the
-host, and a crossing for each edge that leads over; the NIC's cores bound what it takes:
+Host work of a packet is the cycles of what stays on the host, and a crossing for each edge that leads over; the NIC's
+cores bound what it takes:
 
     min  sum_c share_c host(S_c)    subject to    rate sum_c share_c nic(S_c) <= cores x clock
 
-For a price of NIC cycles the best set of a class is a minimum cut, one each. The price is found on the lower envelope
-of the two costs, and at it two neighbouring plans are mixed so that the NIC is just full: that is the optimum of the
-linear program over all pairs of sets, which tests enumerate.
+For a price of NIC cycles the best set of a class is a minimum cut. At the price on the lower envelope of the two costs
+two neighbouring plans are mixed so that the NIC is just full: the optimum of the linear program over all pairs of sets.
 """
 
 from __future__ import annotations
@@ -142,8 +139,8 @@ def _reached(room: list[dict[int, float]], source: int) -> dict[int, int]:
     came, queue = {source: source}, deque([source])
     while queue:
         at = queue.popleft()
-        for to, left in room[at].items():
-            if left > EPS and to not in came:
+        for to, capacity in room[at].items():
+            if capacity > EPS and to not in came:
                 came[to] = at
                 queue.append(to)
     return came

@@ -76,10 +76,6 @@ class Recomputation:
     busy: tuple[Floats, ...] = ()
 
 
-def _busy_recomputed(recomputed: Recomputation | None, which: int, stream: int) -> Floats | float:
-    return recomputed.busy[stream] if recomputed is not None and which == BACKWARD and recomputed.busy else 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Prefix sums over the blocks of a model, [blocks] each, and what a stage adds at its ends."""
@@ -97,12 +93,12 @@ class Chain:
         for which in (FORWARD, BACKWARD):
             a, b = (first, last) if which == FORWARD else (last, first)
             least = self.begin[which][a] + (self.total[which][last] - self.total[which][first]) + self.end[which][b]
-            if recomputed is not None and which == BACKWARD:
-                least = least + recomputed.path
+            again = recomputed if which == BACKWARD else None
+            if again is not None:
+                least = least + again.path
             for number, sums in enumerate(self.busy):
-                least = np.maximum(
-                    least, sums[which][last + 1] - sums[which][first] + _busy_recomputed(recomputed, which, number)
-                )
+                more = again.busy[number] if again is not None and again.busy else 0.0
+                least = np.maximum(least, sums[which][last + 1] - sums[which][first] + more)
             passes.append(np.where(last >= first, least, 0.0))
         return passes[0], passes[1]
 
@@ -220,11 +216,6 @@ def forward_class(layout: Layout) -> Class:
     return (*work_class(layout), plan.overlap_tp, plan.overlap_ep, plan.cuda_graphs, layout.late_members, sharded)
 
 
-def cost_class(layout: Layout, recompute: str) -> Class:
-    """What the shortest passes over a block depend on."""
-    return (*forward_class(layout), recompute, splits_backward(layout))
-
-
 class Bounds:
     """Bounds of the plans of one model, length and cluster. What plans share is priced once."""
 
@@ -313,9 +304,10 @@ class Bounds:
 
     def chain(self, layout: Layout, recompute: str) -> Chain:
         """Least prices of the blocks that a layout strings together, with that recomputation."""
-        key = cost_class(layout, recompute)
+        ahead = forward_class(layout)
+        key = (*ahead, recompute, splits_backward(layout))
         if key not in self._chains:
-            blocks, ahead, pricer = self.blocks(layout), forward_class(layout), self._pricer(layout)
+            blocks, pricer = self.blocks(layout), self._pricer(layout)
             if ahead not in self._forward:
                 self._forward[ahead] = forward_costs(pricer, blocks)
             costs = block_costs(pricer, blocks, recompute=recompute == "full", forward=self._forward[ahead])

@@ -219,9 +219,6 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
         return True in has.cuda_graphs and dense and not plan.recompute.startswith("full")
     if name in SWITCHED:
         offered = getattr(has, SWITCH_OF.get(name, name), HABIT)
-        return value in offered or value == _habit(layout, name)
+        by_habit = laid_out(layout.model, layout.cluster, layout.user_plan.with_fields({name: None})).plan
+        return value in offered or value == getattr(by_habit, name)
     return True
-
-
-def _habit(layout: Layout, name: str) -> object:
-    return getattr(laid_out(layout.model, layout.cluster, layout.user_plan.with_fields({name: None})).plan, name)

@@ -34,13 +34,7 @@ from windtunnel.studies.planning.ahead import Exact
 from windtunnel.studies.planning.answer import Planned, Plans
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.choices import LOOKS, Budget, Choice, choices
-from windtunnel.studies.planning.compared import (
-    decides,
-    joules_ranked,
-    loses,
-    sensitivity,
-    told_apart,
-)
+from windtunnel.studies.planning.compared import decides, joules_ranked, loses, sensitivity, told_apart
 from windtunnel.studies.planning.infeasible import NEAREST_TRIED, nearest, remedies
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
@@ -136,10 +130,9 @@ def plan(
     trouble = Trouble(slow, None if mtbf_s is None else parse_time(mtbf_s, "mtbf_s"))
     start_s, exact = monotonic(), exact or Exact()
     sizes = [cluster] if gpus is None else _sizes(cluster, gpus)
-    tried_on = [
-        *sizes,
-        *([] if mixed is None else [mixed.clusters_on_own_network()[0]]),
-    ]  # the last one: stages that follow the types
+    tried_on = list(sizes)
+    if mixed is not None:
+        tried_on.append(mixed.clusters_on_own_network()[0])  # stages that follow the types
     answers: list[tuple[Cluster, Answer]] = []
     searches: dict[int, tuple[Search, Answer]] = {}
     whole_space: dict[int, Search] = {}  # by answer
@@ -148,10 +141,12 @@ def plan(
     for number, hardware in enumerate(tried_on):
         by_stage = mixed is not None and number == len(sizes)
         space = Space(model, hardware, constraints, mixed=mixed, by_stage=by_stage)
-        left = None if within_s is None else max(1.0, (within_s - (monotonic() - start_s)) / (len(tried_on) - number))
-        ends = inf if left is None else monotonic() + left
-        if left is not None and (pareto or objective == "memory"):
-            left /= 2  # the rest finds plans that need less memory
+        search_s, searches_to_come = None, len(tried_on) - number
+        if within_s is not None:
+            search_s = max(1.0, (within_s - (monotonic() - start_s)) / searches_to_come)
+        ends = inf if search_s is None else monotonic() + search_s
+        if search_s is not None and (pareto or objective == "memory"):
+            search_s /= 2  # the rest finds plans that need less memory
         goal = (
             progress_score(model, hardware, trouble)
             if trouble
@@ -168,7 +163,7 @@ def plan(
                 memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon, head_room=head_room,
             )  # fmt: skip
         most = max(top, OF_ENERGY) if objective == "energy" else top
-        answer = search.run(most, left, spare=SPARE * (most + 1))
+        answer = search.run(most, search_s, spare=SPARE * (most + 1))
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
             continue
@@ -251,19 +246,14 @@ def plan(
     if not ranked:
         search = whole_space[id(main)]
         missed = search.misfits.nearest(NEAREST_TRIED)
+
+        def predicted(other: Cluster, layout: Layout) -> Planned:
+            return _planned(exact, other, layout, words, None, None)
+
         result = replace(
             result,
             nearest=nearest(search, missed),
-            remedies=()
-            if mixed is not None
-            else remedies(
-                model,
-                cluster,
-                constraints,
-                search,
-                missed,
-                lambda c, layout: _planned(exact, c, layout, words, None, None),
-            ),
+            remedies=remedies(model, cluster, constraints, search, missed, predicted) if mixed is None else (),
         )
         return replace(result, seconds=monotonic() - start_s)
     size = by_size[ranked[0].n_gpus]

@@ -60,20 +60,20 @@ def proposals(result: Result, model: Model, cluster: Cluster, plan: Plan, launch
 
 def ordered(advice: Sequence[Advice]) -> list[Advice]:
     """Quickest first, of those that are not told apart the simplest; what offloads behind all others."""
-    left = sorted(advice, key=lambda single: (_offloads(single.changes), single.step_time_ns, single.flags))
+    undecided = sorted(advice, key=lambda single: (_offloads(single.changes), single.step_time_ns, single.flags))
     advices: list[Advice] = []
-    while left:
-        most = left[0].step_time_ns * (1.0 + TOLD_APART)
+    while undecided:
+        most = undecided[0].step_time_ns * (1.0 + TOLD_APART)
         alike = [
             single
-            for single in left
-            if single.step_time_ns <= most and _offloads(single.changes) == _offloads(left[0].changes)
+            for single in undecided
+            if single.step_time_ns <= most and _offloads(single.changes) == _offloads(undecided[0].changes)
         ]
         for single in sorted(alike, key=lambda single: (simplicity(single.changes), single.step_time_ns)):
             # What asks for all that another one does, and is not told apart from it, only asks for more.
             if not any(other.changes.items() <= single.changes.items() for other in advices):
                 advices.append(single)
-        left = [single for single in left if single not in alike]
+        undecided = [single for single in undecided if single not in alike]
     return advices
 
 

@@ -167,17 +167,17 @@ class Search:
             self._replayed_nodes = []
             heapq.heapify(self._heap)
         self.listed = unlisted is None  # all of the space
-        left = self._heap[0].key if self._heap else inf
+        least_open_ns = self._heap[0].key if self._heap else inf
         proven = self.listed and (len(answers) >= top or not self._heap)
         if unlisted is not None:
-            left = min(left, self.bounds.peak_ns(unlisted.layout))
+            least_open_ns = min(least_open_ns, self.bounds.peak_ns(unlisted.layout))
         gap = 0.0
         if not proven or not answers:
             others = sorted((plan for plan in best.values() if plan not in answers), key=lambda plan: plan.score_ns)
             answers = [*answers, *others][:top]
             if not proven:
-                gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
-        least = min([left, *(answer.score_ns for answer in answers[:1])])
+                gap = max(0.0, 1.0 - least_open_ns / answers[0].score_ns) if answers else 1.0
+        least = min([least_open_ns, *(answer.score_ns for answer in answers[:1])])
         return Answer(tuple(answers), replace(self.counts), gap, least, self._now() - start)
 
     @property

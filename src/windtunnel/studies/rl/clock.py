@@ -181,13 +181,10 @@ class Run:
         if self._draining or len(self.steps) >= self._goal:
             return
         most = NEVER if rules.in_flight is None else rules.in_flight
-        while self._in_flight < most and self._may_begin:
+        behind = self.dropped + (self.version + rules.async_steps + 1) * rules.groups
+        while self._in_flight < most and self.groups_begun < behind:
             self._begin(self.groups_begun, now_ns)
             self.groups_begun += 1
-
-    @property
-    def _may_begin(self) -> bool:
-        return self.groups_begun - self.dropped < (self.version + self.rules.async_steps + 1) * self.rules.groups
 
     def _begin(self, number: int, now_ns: int) -> None:
         rules = self.rules

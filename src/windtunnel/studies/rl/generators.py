@@ -34,9 +34,6 @@ class Generator:
         self._stands_until_ns = 0
         self._busy_ticks = self._preemptions = 0  # of replicas before this one
 
-    def _wall(self, own_ns: int) -> int:
-        return -(-own_ns * self._parts // PARTS) + self._shift_ns
-
     def _own(self, now_ns: int) -> int:
         now_ns = max(now_ns, self._stands_until_ns)
         return (now_ns - self._shift_ns) * PARTS // self._parts
@@ -45,7 +42,7 @@ class Generator:
     def next_ns(self) -> int:
         """When its current event ends, on the wall."""
         own_ns = self._replica.next_ns
-        return NEVER if own_ns == NEVER else self._wall(own_ns)
+        return NEVER if own_ns == NEVER else -(-own_ns * self._parts // PARTS) + self._shift_ns
 
     @property
     def block_size(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from math import ceil, lcm
+from math import ceil, lcm, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,6 @@ class Packed:
     row_tokens: int  # of the fullest rank's mean row
     document_tokens: int  # that a token finds itself in, on average
     fill: float  # of the rows, over all ranks
-    imbalance: float  # fullest rank over the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,7 @@ def packed(tokens: NDArray[np.int64], capacity: int, dp: int, quantum: int) -> P
     row = ceil(fullest / micro_batches / step) * step
     document = float((tokens.astype(np.float64) ** 2).sum() / tokens.sum())
     document = min(row, ceil(document / ROW_STEP) * ROW_STEP)
-    mean = float(tokens.sum()) / dp
-    return Packed(micro_batches, row, int(document), float(tokens.sum()) / (used * capacity), fullest / mean)
+    return Packed(micro_batches, row, int(document), float(tokens.sum()) / (used * capacity))
 
 
 @lru_cache(maxsize=64)
@@ -110,12 +108,8 @@ class Trainer:
     @property
     def dp(self) -> int:
         """Data-parallel ranks."""
-        return max(1, self.cluster.n_gpus // self.model_gpus)
-
-    @property
-    def model_gpus(self) -> int:
-        """GPUs of one replica of the policy."""
-        return int(self.fields.get("tp", 1)) * int(self.fields.get("pp", 1)) * int(self.fields.get("cp", 1))
+        replica_gpus = prod(int(self.fields.get(name, 1)) for name in ("tp", "pp", "cp"))
+        return max(1, self.cluster.n_gpus // replica_gpus)
 
     @property
     def quantum(self) -> int:

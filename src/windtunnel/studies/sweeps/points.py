@@ -1,13 +1,4 @@
-"""The points of a study: a grid, a list, a random draw, or trials that an optimiser asks for.
-
-A study is a mapping (or a YAML file):
-
-    verb: predict                                   # of a question that only answers
-    fixed: {model: llama-3-8b, cluster: h100-sxm:16, plan.global_batch: 64, plan.seq_len: 4096}
-    grid: {plan.tp: [1, 2, 4], plan.micro_batch: [1, 2]}           # every combination
-    list: [{plan.tp: 8}, {plan.tp: 8, plan.pp: 2}]                 # and these
-    random: {count: 100, seed: 0, over: {plan.tp: [1, 2, 4], jitter: {low: 0.0, high: 0.05}}}
-    optuna: {trials: 50, seed: 0, minimise: step_time_s, over: {...}}
+"""The points of a study: a grid, a list, a random draw, or an optimiser's trials (docs/planning.md, "Sweeps").
 
 A dot goes into a nested mapping. Two points with the same inputs are one. A point's key is the hash of its verb, its
 inputs, what is in the files that they name (of a folder, and of a file larger than 64 MiB: names, sizes, times), and

@@ -31,11 +31,7 @@ _COMMUNICATION = (OpKind.COLLECTIVE, OpKind.SEND, OpKind.RECV)
 
 
 def join_ranks(source: str, ranks: Sequence[RankOps]) -> Trace:
-    """One trace of all `ranks`, which have distinct rank numbers.
-
-    Raises:
-        InputFileError: no op in any of them.
-    """
+    """One trace of all `ranks`, which have distinct rank numbers. Raises InputFileError: no op in any of them."""
     ranks = sorted(ranks, key=lambda rank_ops: rank_ops.rank)
     sizes = [len(rank.kind) for rank in ranks]
     n = sum(sizes)

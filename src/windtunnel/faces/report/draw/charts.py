@@ -307,7 +307,7 @@ def heat_data(view: Heat) -> Data:
         "row_labels": [plain(text) for text in view.rows.labels],
         "values": distinct,
         "runs": runs,
-        "number": plain(view.number),
+        "number": plain(view.measure),
         "unit": view.unit,
         "low": low,
         "high": high if high > low else low + 1.0,

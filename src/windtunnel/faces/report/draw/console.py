@@ -267,7 +267,7 @@ def _heat(view: Heat, width: int) -> list[RenderableType]:
     low = min(values) if view.low is None else view.low
     high = max(values) if view.high is None else view.high
     words = Text(
-        f"{plain(view.number)} {text_of(low, view.unit)} to {text_of(high, view.unit)} over"
+        f"{plain(view.measure)} {text_of(low, view.unit)} to {text_of(high, view.unit)} over"
         f" {view.columns.count:,} x {view.rows.count:,} cells",
         style="dim",
     )

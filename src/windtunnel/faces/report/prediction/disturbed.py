@@ -59,9 +59,9 @@ def _blame(disturbed: Disturbed, ranks: Ranks, step_ns: int) -> Table:
         rows.append((plain(blame.what), alone, mended, *band, where_words(blame, ranks)))
     columns = [Column("disturbance"), Column("alone", "change"), Column("mended", "change")]
     columns += [Column("p5–p95", "")] if spread else []
-    left = len(disturbed.blame) - BLAMED_MOST
+    unlisted = len(disturbed.blame) - BLAMED_MOST
     note = "what each adds alone, and what mending it alone gives back" + (
-        f"; and {left:,} more, none for more" if left > 0 else ""
+        f"; and {unlisted:,} more, none for more" if unlisted > 0 else ""
     )
     return Table("Who is to blame", [*columns, Column("where")], rows, note, most=10)
 

@@ -11,6 +11,7 @@ from windtunnel.physics.step.result import Blame, Disturbed, PathPart, RankClass
 from windtunnel.units import format_many
 from windtunnel.views.text import plain
 
+TURNS_MOST = 7  # of a critical path that are named
 ARROW = "\N{RIGHTWARDS ARROW}"
 
 
@@ -83,13 +84,13 @@ def foremost(waiting: Sequence[Waiting], each: int) -> list[Waiting]:
     return front
 
 
-def path_words(disturbed: Disturbed, ranks: Ranks, turns_most: int = 7) -> str:
+def path_words(disturbed: Disturbed, ranks: Ranks) -> str:
     """`stage 0 -> 15 -> 2 of replica 0, 71 % of it on GPU 1037`: stages where the path turns, and where it stays."""
     path, total = disturbed.critical_path, makespan_ns(disturbed)
     if not path or not total:
         return ""
     turns = _turns([part.stage for part in path])
-    shown = turns if len(turns) <= turns_most else [*turns[: turns_most - 1], turns[-1]]
+    shown = turns if len(turns) <= TURNS_MOST else [*turns[: TURNS_MOST - 1], turns[-1]]
     words = [str(stage) for stage in shown]
     if len(shown) < len(turns):
         words.insert(-1, "\N{HORIZONTAL ELLIPSIS}")

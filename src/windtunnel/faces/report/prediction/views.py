@@ -107,7 +107,7 @@ def _details(result: Result) -> Iterator[View]:
 
 def _headline(result: Result) -> Headline:
     if result.infeasible is not None:
-        return Headline(f"Does not fit: {_trouble(result.infeasible, result)}.", "does not fit", tone="bad")
+        return Headline(f"Does not fit: {_trouble(result.infeasible, result)}.", "bad")
     clauses = []
     if result.memory:
         peak = result.peak_memory
@@ -130,7 +130,7 @@ def _headline(result: Result) -> Headline:
     )
     better = "" if best is None else f": {best.flags} takes {text_of(best.gain, 'share')} less time"
     words = "; ".join(clauses) or f"A step takes {text_of(result.step_time_s, 's')}"
-    return Headline(f"{words}{better}.", "step time", _step(result), "good" if not result.warnings else "calm")
+    return Headline(f"{words}{better}.", "good" if not result.warnings else "calm")
 
 
 def _trouble(trouble: Infeasible, result: Result) -> str:

@@ -68,7 +68,7 @@ def rl_document(result: RlResult) -> Document:
 
 def _views(result: RlResult) -> Iterator[View]:
     step = Number(result.step_time_s, "s", result.p5_s, result.p95_s)
-    yield Headline(_verdict(result), "step", step)
+    yield Headline(_verdict(result))
     figures = [
         Figure("step", step),
         Figure("generation", Number(result.phases.generation_s, "s"), "of a batch"),
@@ -150,14 +150,13 @@ def _memory(result: RlResult) -> Iterator[View]:
 def plan_document(answer: RlPlanned) -> Document:
     """The best division of a cluster, and the others."""
     best = rl_document(answer.best)
-    step = Number(answer.best.step_time_s, "s", answer.best.p5_s, answer.best.p95_s)
     size, unit = scale_of([answer.best.step_time_s], "s")  # one for all, and that of the headline
     rows = [
         (candidate.words, None if candidate.step_s is None else candidate.step_s / size, candidate.bound_s / size)
         for candidate in answer.tried
     ]
     views: list[View] = [
-        Headline(f"Best: {answer.tried[0].words}, {text_of(step)} a step.", "step", step, "good"),
+        Headline(f"Best: {answer.tried[0].words}, {text_of(answer.best.step_time_s, 's')} a step.", "good"),
         Notes("What the search shows", [*answer.verdicts, f"Proof: {answer.proof}."]),
         Table("Candidates", (Column(""), Column(f"step, {unit}", ""), Column(f"at least, {unit}", "")), rows),
     ]

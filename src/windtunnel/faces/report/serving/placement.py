@@ -117,7 +117,7 @@ def plans_document(plans: ServingPlans) -> Document:
         figures[0] = Figure("GPUs", Number(float(whole), "count"), f"{whole - best['gpus']} of them spare")
     ruled_out = f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"
     views: list[View] = [
-        Headline(verdict, "GPUs", Number(float(whole), "count"), "good" if answer["proved"] else "calm"),
+        Headline(verdict, "good" if answer["proved"] else "calm"),
         Figures(figures),
         table_of("Plans", rows, fields, most=12),
         Notes("", [*lines, ruled_out, LAYOUTS]),

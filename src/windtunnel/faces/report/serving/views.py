@@ -131,9 +131,9 @@ def _verdict(result: ServingResult) -> Headline:
             f"Serves {_rate(result.goodput_requests_per_s)} requests/s, {search['attain']:.0%} within their limits"
             f" ({search['rates_tried']} rates tried)"
         )
-    output = Number(result.output_tokens_per_s, "tokens/s")
-    text += f"; {text_of(output)} of output, {_rate(result.requests_per_s)} requests/s."
-    return Headline(text, "output", output, tones[result.regime])
+    output = text_of(result.output_tokens_per_s, "tokens/s")
+    text += f"; {output} of output, {_rate(result.requests_per_s)} requests/s."
+    return Headline(text, tones[result.regime])
 
 
 def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) -> Iterator[View]:
@@ -302,8 +302,7 @@ def policies_document(answer: Answer) -> Document:
     ]
     best = next(iter(_by_latency(policies)), "")
     verdict = f"{best} answers soonest." if best else "No request is answered."
-    number = Number(policies[best]["e2e_s"]["mean"], "s") if best else None
-    views: list[View] = [Headline(verdict, "mean end to end", number), _beside("Policies", policies, fields)]
+    views: list[View] = [Headline(verdict), _beside("Policies", policies, fields)]
     if shared := {name: policy for name, policy in policies.items() if "models" in policy}:
         models = next(iter(shared.values()))["models"]
         each: list[Field[Answer]] = [(model, "", _at("models", model, "requests_per_s")) for model in models]
@@ -328,7 +327,7 @@ def spot_serving_document(answer: Answer) -> Document:
         mean, *rest = (Number(policies[name]["e2e_s"]["mean"], "s") for name in done)
         others = "".join(f", {name} {text_of(number)}" for name, number in zip(done[1:], rest, strict=True))
         verdict = f"{done[0]} answers soonest: {text_of(mean)} in the mean{others}."
-        headline = Headline(verdict, "end to end", mean, "good")
+        headline = Headline(verdict, "good")
     title = f"{spec['model']} on {machines['least']} to {machines['most']} spot machines"
     under = (
         f"{spec['gpus_per_machine']} {spec['gpu']} each; {spec['machines_come']} come, {spec['machines_go']} go,"
@@ -362,7 +361,7 @@ def scaled_document(answer: Answer) -> Document:
             verdict += f", {soonest} answers soonest ({times[0]} on average, {best} {times[1]})"
         verdict += "."
     title = f"{spec['model']}, {spec['sessions']:,} sessions on up to {spec['most_replicas']} replicas"
-    views: list[View] = [Headline(verdict, "slower than promised", late), _beside("Policies", policies, fields)]
+    views: list[View] = [Headline(verdict), _beside("Policies", policies, fields)]
     return Document("replicas with sessions", title, views)
 
 

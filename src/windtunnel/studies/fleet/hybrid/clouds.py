@@ -1,19 +1,7 @@
-"""The pools of a site's YAML file: own GPUs first, then clouds.
+"""The pools of a site's YAML file: own GPUs first, then clouds. docs/fleet.md, "Clouds beside the own GPUs", has one.
 
-    gpu: a100
-    gpus: 176
-    price_per_gpu_hour: 1.1        of the own GPUs
-    privacy: private               the most secret label that may run there: public, internal, private
-    egress_per_gb: 0               for data that leaves it
-    bandwidth: 10 Gb/s             in and out
-    pools:
-      - {name: east, price_per_gpu_hour: 3.4, egress_per_gb: 0.09, bandwidth: 5 Gb/s, startup: 3 min, privacy: public}
-      - {name: partner, gpus: 64, price_per_gpu_hour: 1.9, owner: partner, privacy: internal}
-      - {name: spot, price_per_gpu_hour: 1.2, spot: {up: 5 h, down: 30 min}}    drawn, means of exponentials
-      - {catalogue: aws.csv, accelerator: H100, regions: [us-east-1]}    `catalogue.py`
-    starburst: {wait: 0.5, per: runtime}
-
-A pool without `gpus` has as many as anyone asks for. Own GPUs without a price are taken as paid for.
+`egress_per_gb` is for data that leaves a pool, `bandwidth` in and out. A pool without `gpus` has as many as anyone asks
+for. Own GPUs without a price are taken as paid for.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def run_hybrid(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
         np.array([math.nan if each is None else each.end_s for each in placed]),
         np.array([0 if each is None else each.restarts for each in placed], np.int64),
         np.array([0.0 if each is None else each.gpu_s for each in placed]),
-        np.array([STATES.index(REJECTED if left else COMPLETED) for left in never], np.int8),
+        np.array([STATES.index(REJECTED if is_nowhere else COMPLETED) for is_nowhere in never], np.int8),
         extra=figures_of(placed, work, clouds),
     )
 

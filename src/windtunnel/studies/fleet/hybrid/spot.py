@@ -33,10 +33,6 @@ class Ups:
         at = bisect_right(self.end, time_s)
         return self.begin[at], self.end[at]
 
-    def is_up(self, time_s: float) -> bool:
-        """Whether machines can be had."""
-        return self.next_up(time_s)[0] <= time_s
-
 
 @dataclass(frozen=True, slots=True)
 class SpotRun:
@@ -86,7 +82,7 @@ class Zone:
 
 def best_zone(zones: Sequence[Zone], now_s: float, lost: int | None) -> Zone:
     """Where to go now; there must be a zone that nobody takes away, or one to wait for."""
-    up = [zone for zone in zones if zone.ups is not None and zone.pool != lost and zone.ups.is_up(now_s)]
+    up = [zone for zone in zones if zone.ups is not None and zone.pool != lost and zone.ups.next_up(now_s)[0] <= now_s]
     steady = [zone for zone in zones if zone.ups is None]
     cheapest = min(up, key=lambda zone: (zone.price_per_gpu_s, zone.pool), default=None)
     sure = min(steady, key=lambda zone: (zone.price_per_gpu_s, zone.pool), default=None)

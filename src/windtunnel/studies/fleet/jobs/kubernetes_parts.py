@@ -325,12 +325,12 @@ def _gpus_of_container(container: Object, name: str, notes: Notes) -> int:
 
 def _go_seconds(words: str) -> float | None:
     """Seconds of a duration as Go writes it: 1h2m3.5s."""
-    left, total = words, 0.0
+    remaining, total = words, 0.0
     for unit, seconds in (("h", 3600.0), ("m", 60.0), ("s", 1.0)):
-        number, mark, rest = left.partition(unit)
+        number, mark, rest = remaining.partition(unit)
         if mark:
             try:
-                total, left = total + float(number) * seconds, rest
+                total, remaining = total + float(number) * seconds, rest
             except ValueError:
                 return None
-    return None if left else total
+    return None if remaining else total

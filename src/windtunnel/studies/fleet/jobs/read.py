@@ -27,7 +27,7 @@ from windtunnel.studies.fleet.jobs.fair_queues import fair_queues_of_objects
 from windtunnel.studies.fleet.jobs.kubernetes import jobs_of_objects
 from windtunnel.studies.fleet.jobs.kueue import cohorts_of_objects, quotas_of_objects
 from windtunnel.studies.fleet.jobs.slurm_json import is_slurm, rows_of
-from windtunnel.studies.fleet.jobs.slurm_records import is_records
+from windtunnel.studies.fleet.jobs.slurm_records import is_records, records
 from windtunnel.studies.fleet.jobs.slurm_table import delimiter_of
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Notes, Quota, Unread
@@ -78,9 +78,9 @@ def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tu
 
             return *read_sacct(path, mark), (), ()
         if is_records(first.encode()):
-            from windtunnel.studies.fleet.jobs.slurm import read_records
+            from windtunnel.studies.fleet.jobs.slurm import read_rows
 
-            return *read_records(path), (), ()
+            return *read_rows(path, records(path)), (), ()
         words = first.lower().split()
         if words[:1] == ["jobid"]:
             from windtunnel.studies.fleet.jobs.slurm import ASK

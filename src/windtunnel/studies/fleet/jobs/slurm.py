@@ -28,7 +28,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.table import Table, table_of
-from windtunnel.studies.fleet.jobs.slurm_records import Row, of_squeue, on_each_node, records
+from windtunnel.studies.fleet.jobs.slurm_records import Row, of_squeue, on_each_node
 from windtunnel.studies.fleet.jobs.slurm_table import table_rows
 from windtunnel.studies.fleet.jobs.trace import Notes, Unread
 
@@ -85,11 +85,6 @@ def read_sacct(path: Path, delimiter: str) -> tuple[Table, tuple[Unread, ...]]:
         if column not in columns:
             raise InputFileError(path, f"has no column {column}", ASK)
     return read_rows(path, ((line, on_each_node(row, row.get("ReqGRES", ""))) for line, row in rows))
-
-
-def read_records(path: Path) -> tuple[Table, tuple[Unread, ...]]:
-    """The same of `scontrol show job` or the completion log. Raises InputFileError."""
-    return read_rows(path, records(path))
 
 
 def read_rows(path: Path, rows_read: Iterable[tuple[int, Row]]) -> tuple[Table, tuple[Unread, ...]]:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.live import process
@@ -24,55 +23,36 @@ TRIES, PAUSE_S = 5, 0.2
 Found = tuple[int, int]  # process number, start time; -1: never born
 
 
-class Host(Protocol):
-    """What a scheduler asks of one. `attempt`: the name of a start of a job, whose files lie in `folder`."""
+class Host:
+    """This machine. `attempt`: the name of a start of a job, whose files lie in `folder`."""
 
     def launch(self, folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> Found:
         """Start a command."""
-
-    def find(self, folder: Path, attempt: str) -> Found:
-        """What an earlier scheduler started."""
-
-    def alive(self, identity: Found) -> bool:
-        """Whether it still runs."""
-
-    def status(self, folder: Path, attempt: str) -> int | None:
-        """The exit status, where it ended by itself."""
-
-    def stop(self, identity: Found) -> None:
-        """End it and all that it started."""
-
-
-class Here:
-    """This machine."""
-
-    def launch(self, folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> Found:
-        """See `Host`."""
         if (folder / f"pid.{attempt}").is_file():  # an agent that died started it, and did not get to say so
             return self.find(folder, attempt)
         pid = process.launch(folder, attempt, command, environment)
         return pid, process.birth_of(pid) or -1
 
     def find(self, folder: Path, attempt: str) -> Found:
-        """See `Host`."""
+        """What an earlier scheduler started."""
         pid = process.number(folder, attempt, process.BIRTH_S)
         return (0, -1) if pid is None else (pid, process.birth_of(pid) or -1)
 
     def alive(self, identity: Found) -> bool:
-        """See `Host`."""
+        """Whether it still runs."""
         return identity[1] >= 0 and process.birth_of(identity[0]) == identity[1]
 
     def status(self, folder: Path, attempt: str) -> int | None:
-        """See `Host`."""
+        """The exit status, where it ended by itself."""
         return process.status(folder, attempt)
 
     def stop(self, identity: Found) -> None:
-        """See `Host`."""
+        """End it and all that it started."""
         if identity[1] >= 0:
             process.stop(*identity)
 
 
-class There:
+class RemoteHost(Host):
     """Another machine. Raises UserError once its agent cannot be started any more."""
 
     def __init__(self, words: str) -> None:
@@ -137,26 +117,17 @@ class There:
 
 def hosts_of(words: tuple[str, ...]) -> list[Host]:
     """One for each; '' is this machine."""
-    return [There(word) if word else Here() for word in words] or [Here()]
+    return [RemoteHost(word) if word else Host() for word in words] or [Host()]
 
 
 def main() -> None:
     """The agent: until its input ends."""
-    here = Here()
+    here = Host()
     for line in sys.stdin:
         what, *rest = json.loads(line)
         process.reap()
-        answer: object = None
-        if what == "launch":
-            answer = here.launch(Path(rest[0]), rest[1], rest[2], rest[3])
-        elif what == "find":
-            answer = here.find(Path(rest[0]), rest[1])
-        elif what == "alive":
-            answer = here.alive((rest[0], rest[1]))
-        elif what == "status":
-            answer = here.status(Path(rest[0]), rest[1])
-        elif what == "stop":
-            here.stop((rest[0], rest[1]))
+        arguments = [rest] if what in ("alive", "stop") else [Path(rest[0]), *rest[1:]]
+        answer = getattr(here, what)(*arguments)
         print(json.dumps(answer), flush=True)
 
 

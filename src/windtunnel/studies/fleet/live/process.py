@@ -69,17 +69,13 @@ def stop(pid: int, born: int) -> None:
     if birth_of(pid) not in (born, None):
         return  # another's number by now: of a session nobody is left then
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        for member in _session(pid):
+        for member in (each for each, _, session in processes() if session == pid):
             with suppress(ProcessLookupError):
                 os.kill(member, sign)
         until = time.monotonic() + GRACE_S
-        while _session(pid) and time.monotonic() < until:
+        while any(session == pid for _, _, session in processes()) and time.monotonic() < until:
             reap()
             time.sleep(0.01)
-
-
-def _session(number: int) -> list[int]:
-    return [pid for pid, _, session in processes() if session == number]
 
 
 def reap() -> None:

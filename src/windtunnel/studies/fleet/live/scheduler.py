@@ -16,7 +16,7 @@ from pathlib import Path
 
 from windtunnel.studies.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.studies.fleet.live import process
-from windtunnel.studies.fleet.live.host import Found, Here, Host, There
+from windtunnel.studies.fleet.live.host import Found, Host, RemoteHost
 from windtunnel.studies.fleet.live.journal import Journal
 
 POLL_S = 0.02
@@ -55,7 +55,7 @@ class Scheduler:
     policy: Policy
     folder: Path
     restart_s: float = 0.0  # of each start, until there is progress
-    hosts: Sequence[Host] = (Here(),)  # one for each node, or one for all
+    hosts: Sequence[Host] = (Host(),)  # one for each node, or one for all
     origin: float = 0.0
     memory: object = None
     wake_s: float | None = None
@@ -76,7 +76,7 @@ class Scheduler:
         finally:
             journal.close()
             for host in self.hosts:
-                if isinstance(host, There):
+                if isinstance(host, RemoteHost):
                     host.close()
 
     def _hosts(self, job: LiveJob) -> list[int]:

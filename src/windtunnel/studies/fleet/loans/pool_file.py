@@ -1,22 +1,6 @@
-"""The file that says what a serving pool is: model, servers, request stream, limits.
+"""The file that says what a serving pool is: model, servers, request stream, limits. docs/fleet.md, "Lyra", has one.
 
-    model: llama-3.1-8b            engine and sizes as `windtunnel serve` names them
-    gpu: h100-sxm
-    engine: vllm
-    tp: 1
-    servers: 26                    whole servers; or replicas: 208
-    gpus_per_server: 8
-    requests:
-      prompt: 1024
-      output: 256
-      rate: 4000                   requests per second; or stream: a CSV of time_s and rate_per_s, or servers_needed
-      length_ratio: 0.5
-    slo: {ttft: 1 s, tpot: 30 ms}
-    attain: 0.99                   share of requests that the limits are promised to
-    lend: {headroom: 0.1, interval: 5 min, lookback: 15 min, load: 60 s}
-
-A stream begins with the trace of jobs, and starts again when it ends. How the pool keeps its promises at each rate is
-the serving study's, handed to the fleet (`loans_of`).
+How the pool keeps its promises at each rate is the serving study's, handed to the fleet (`loans_of`).
 """
 
 from __future__ import annotations
@@ -72,14 +56,9 @@ class PoolFile:
     lookback_s: float
     load_s: float
 
-    @property
-    def replicas_per_server(self) -> int:
-        """Whole replicas of a server."""
-        return self.gpus_per_server // self.replica_gpus
-
     def pool(self, replica_rate_per_s: float, attainment: Attainment, begin_s: float, end_s: float) -> ServingPool:
         """The pool over a stretch of time. `replica_rate_per_s`, `attainment(rate)`: of one replica."""
-        each = self.replicas_per_server
+        each = self.gpus_per_server // self.replica_gpus  # whole replicas of a server
         scale = replica_rate_per_s * each if self.in_servers else 1.0
         gap = self.times_s[-1] - self.times_s[-2] if len(self.times_s) > 1 else math.inf
         lasts = self.times_s[-1] - self.times_s[0] + gap

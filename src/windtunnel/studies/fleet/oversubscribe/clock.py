@@ -122,16 +122,16 @@ class Machines:
         if not coming:
             return self.tally
         last_s = coming[-1].submit_s
-        now, at, left = coming[0].submit_s, 0, len(coming)
+        now, at, unfinished = coming[0].submit_s, 0, len(coming)
         service = service_mean(now, self.phase, self.beside)
         seen = [service.copy()]
         lag = max(int(self.rules.staleness_s / DT_S), 0)
-        while left:
+        while unfinished:
             service = wander(service, service_mean(now, self.phase, self.beside), DT_S, self.beside, self.draw_service)
             self._wander()
             tasks = self._tasks_use()
             tasks = self._agents(now, service, tasks)
-            left -= self._progress(now, service, tasks)
+            unfinished -= self._progress(now, service, tasks)
             if now <= last_s:
                 self._count(service, tasks)
             now += DT_S

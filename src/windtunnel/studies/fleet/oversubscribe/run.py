@@ -24,12 +24,10 @@ from windtunnel.studies.fleet.policies.oversubscribe import RULES, Rules
 from windtunnel.studies.fleet.site import Site
 
 
-def run_oversubscribed(
-    jobs: Jobs, site: Site, name: str, options: Options, beside: Beside | None = None, rules: Rules | None = None
-) -> Outcome:
+def run_oversubscribed(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
     """Outcome of all jobs."""
-    world = beside or Beside()
-    tasks, tally = simulated(jobs, site, rules or RULES[name], world, options.seed)
+    world = Beside()
+    tasks, tally = simulated(jobs, site, RULES[name], world, options.seed)
     plain = tally if name == "requested" else simulated(jobs, site, RULES["requested"], world, options.seed)[1]
     return Outcome(
         jobs,

@@ -87,8 +87,12 @@ class Auction:
     ) -> dict[int, int]:
         """GPUs that each job gets of those offered."""
         share = max(snapshot.capacity / len(jobs), 1.0)
-        bids = {job.index: _bid(job, leased[job.index], snapshot.now_s) for job in jobs}
-        alone_s = {job.index: _whole_s(job) * max(job.gpus / share, 1.0) for job in jobs}
+        bids, alone_s = dict[int, Bid](), dict[int, float]()
+        for job in jobs:
+            left_s = job.remaining_s or 0.0
+            work = max(left_s, 1e-9) * job.gpus
+            bids[job.index] = Bid(snapshot.now_s - job.submit_s, work, leased[job.index], job.gpus)
+            alone_s[job.index] = (left_s + float(job.progress[1])) * max(job.gpus / share, 1.0)
 
         def behind(index: int) -> tuple[bool, float, int]:
             """The worst first: rho is infinite with no GPU; of these by what it were with all."""
@@ -107,15 +111,6 @@ class Auction:
             for index in _draw(queue, bids, awarded, offered_now, random):
                 awarded[index] = awarded.get(index, 0) + 1
         return {index: gpus for index, gpus in awarded.items() if gpus > 0}
-
-
-def _whole_s(job: JobState) -> float:
-    """Run time on all that it asks for."""
-    return (job.remaining_s or 0.0) + float(job.progress[1])
-
-
-def _bid(job: JobState, number: int, now_s: float) -> Bid:
-    return Bid(now_s - job.submit_s, max(job.remaining_s or 0.0, 1e-9) * job.gpus, number, job.gpus)
 
 
 def _draw(
@@ -180,5 +175,4 @@ POLICY = Traits(
     measured="each",
     divides=True,
     capacity=FAILING,
-    source="K. Mahajan et al., Themis, NSDI 2020",
 )

@@ -46,5 +46,4 @@ POLICY = Traits(
     slots=True,
     restarts=False,
     other_names=("edf-elastic",),
-    source="D. Gu et al., ElasticFlow, ASPLOS 2023",
 )

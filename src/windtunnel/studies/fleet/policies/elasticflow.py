@@ -133,5 +133,4 @@ POLICY = Traits(
     sizes=True,
     slots=True,
     restarts=False,
-    source="D. Gu et al., ElasticFlow, ASPLOS 2023",
 )

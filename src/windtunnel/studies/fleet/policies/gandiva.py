@@ -76,13 +76,10 @@ class Gandiva:
         wake_s = switched_s + SLICE_S if any(node_set.is_shared for node_set in every) else None
         return Decision(gpus, wake_s=wake_s, memory=(sets, switched_s))
 
-    def _free_nodes(self, sets: Sets) -> int:
-        return self.nodes - sum(node_set.nodes for each in sets.values() for node_set in each)
-
     def _new_set(self, sets: Sets, gpus: int) -> bool:
         """Take free nodes for a gang, if there are enough."""
         nodes = math.ceil(gpus / self.per_node)
-        if nodes > self._free_nodes(sets):
+        if nodes > self.nodes - sum(node_set.nodes for each in sets.values() for node_set in each):
             return False
         sets[gpus].append(NodeSet(nodes, nodes * self.per_node // gpus))
         return True
@@ -167,5 +164,4 @@ POLICY = Traits(
     make=lambda site, options: Gandiva(site.nodes, site.per_node, slot_of(site.gpu)),
     slots=True,
     restarts=False,
-    source="W. Xiao et al., Gandiva, OSDI 2018",
 )

@@ -81,5 +81,4 @@ POLICY = Traits(
     kinds=True,
     capacity=FAILING,
     interval_s=ROUND_S,
-    source="D. Narayanan et al., Gavel, OSDI 2020",
 )

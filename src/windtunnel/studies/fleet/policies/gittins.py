@@ -79,5 +79,4 @@ POLICY = Traits(
     make=lambda site, options: Gittins(),
     measured="each",
     capacity=FAILING,
-    source="J. Gu et al., Tiresias, NSDI 2019",
 )

@@ -97,7 +97,6 @@ POLICIES = (
         loop="clouds",
         capacity=frozenset({"own", "cloud"}),
         restarts=False,
-        source="Luo et al., Starburst, ATC 2024",
     ),
     Traits(name="spot", asks="arrival", loop="clouds", capacity=frozenset({"own", "cloud", "spot"}), restarts=False),
 )

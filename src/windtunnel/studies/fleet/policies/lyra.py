@@ -51,22 +51,22 @@ def reclaim(jobs_on: Mapping[int, Mapping[int, int]], count: int) -> tuple[list[
     are empty, or become so, count.
     """
     assert 0 <= count <= len(jobs_on)
-    left = {server: dict(entry) for server, entry in jobs_on.items()}
+    lent = {server: dict(entry) for server, entry in jobs_on.items()}
     spans: dict[int, set[int]] = {}
-    for server, entry in left.items():
+    for server, entry in lent.items():
         for job in entry:
             spans.setdefault(job, set()).add(server)
     chosen: list[int] = []
     stopped: list[int] = []
     for _ in range(count):
         server = min(
-            left, key=lambda s: (sum(1.0 / len(spans[job]) for job in left[s]), sum(left[s].values()), s)
+            lent, key=lambda s: (sum(1.0 / len(spans[job]) for job in lent[s]), sum(lent[s].values()), s)
         )  # an empty one costs nothing
-        for job in list(left[server]):
+        for job in list(lent[server]):
             stopped.append(job)
             for other in spans.pop(job):
-                del left[other][job]
-        del left[server]
+                del lent[other][job]
+        del lent[server]
         chosen.append(server)
     return chosen, stopped
 
@@ -85,9 +85,9 @@ def extra_workers(values: Sequence[Sequence[float]], room: int) -> list[int]:
 
     `values[i][k - 1]`: seconds that job i saves with k more. Dynamic programme, O(room x sum of ranges).
     """
-    wanted = [_first_best(group) for group in values]
-    if sum(wanted) <= room:
-        return wanted
+    unbounded = [_first_best(group) for group in values]
+    if sum(unbounded) <= room:
+        return unbounded
     best = np.zeros(room + 1)
     choices = []
     for group in values:
@@ -99,11 +99,11 @@ def extra_workers(values: Sequence[Sequence[float]], room: int) -> list[int]:
         choice = totals.argmax(axis=1)  # the fewest of equals
         best = totals[np.arange(room + 1), choice]
         choices.append(choice)
-    left = int(best.argmax())
+    gpus_to_deal = int(best.argmax())
     result = [0] * len(values)
     for at in range(len(values) - 1, -1, -1):
-        result[at] = int(choices[at][left])
-        left -= result[at]
+        result[at] = int(choices[at][gpus_to_deal])
+        gpus_to_deal -= result[at]
     return result
 
 
@@ -121,7 +121,6 @@ POLICIES = tuple(
         asks="lines",
         loop="loans",
         capacity=frozenset({"own", "loaned"}) if parts.loan else frozenset({"own"}),
-        source="Li et al., Lyra, EuroSys 2023",
     )
     for name, parts in PARTS.items()
 )

@@ -69,5 +69,4 @@ POLICY = Traits(
     sizes=True,
     capacity=FAILING,
     interval_s=60.0,
-    source="Y. Peng et al., Optimus, EuroSys 2018",
 )

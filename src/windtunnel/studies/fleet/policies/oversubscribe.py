@@ -107,7 +107,6 @@ POLICIES = tuple(
         loop="machines",
         capacity=frozenset({"shared"}),
         restarts=False,
-        source="Sun et al., ROSE, TPDS 2020",
     )
     for name in RULES
 )

@@ -60,5 +60,4 @@ POLICY = Traits(
     sizes=True,
     capacity=FAILING,
     interval_s=60.0,
-    source="A. Qiao et al., Pollux, OSDI 2021",
 )

@@ -86,5 +86,4 @@ POLICY = Traits(
     kinds=True,
     capacity=FAILING,
     interval_s=ROUND_S,
-    source="S. Jayaram Subramanya et al., Sia, SOSP 2023",
 )

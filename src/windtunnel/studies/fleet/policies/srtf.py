@@ -126,5 +126,4 @@ POLICY = Traits(
     make=lambda site, options: Srtf(),
     measured="each",
     capacity=FAILING,
-    source="Schrage, 1968",
 )

@@ -39,5 +39,4 @@ POLICY = Traits(
     measured="each",
     capacity=FAILING,
     interval_s=LEASE_S,
-    source="K. Mahajan et al., Themis, NSDI 2020",
 )

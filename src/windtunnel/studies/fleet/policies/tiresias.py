@@ -60,5 +60,4 @@ POLICY = Traits(
     make=lambda site, options: Tiresias(),
     measured="each",
     capacity=FAILING,
-    source="J. Gu et al., Tiresias, NSDI 2019",
 )

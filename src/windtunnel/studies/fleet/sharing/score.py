@@ -109,26 +109,26 @@ def slowdowns(patterns: Sequence[Pattern], capacity: float, shifts_s: Sequence[f
     queue: EventQueue[int] = EventQueue()  # a job that begins to send; SENT: the next of them has sent all
     for at, shift in enumerate(shifts_s):
         queue.push(round(NS * shift), at)
-    left: dict[int, float] = {}  # bytes of those that send
+    unsent: dict[int, float] = {}  # bytes of those that send
     done, ends = [0] * len(patterns), [0.0] * len(patterns)
     now, sent = 0.0, 0
     rates: list[float] = []
     while any(count < STEPS for count in done):
         now_ns, began, _ = queue.pop()
         span, now = now_ns / NS - now, now_ns / NS
-        left = {at: bytes_ - span * rate for (at, bytes_), rate in zip(left.items(), rates, strict=True)}
+        unsent = {at: bytes_ - span * rate for (at, bytes_), rate in zip(unsent.items(), rates, strict=True)}
         if began != SENT:
-            left[began] = patterns[began].rate * patterns[began].busy_s
+            unsent[began] = patterns[began].rate * patterns[began].busy_s
             if sent:
                 queue.cancel(sent)
-        for at in [at for at, bytes_ in left.items() if bytes_ <= 1e-9 * patterns[at].rate * patterns[at].busy_s]:
-            del left[at]
+        for at in [at for at, bytes_ in unsent.items() if bytes_ <= 1e-9 * patterns[at].rate * patterns[at].busy_s]:
+            del unsent[at]
             done[at] += 1
             ends[at] = now if done[at] <= STEPS else ends[at]
             queue.push(now_ns + round(NS * (patterns[at].period_s - patterns[at].busy_s)), at)
-        rates = _fair([patterns[at].rate for at in left], capacity)
-        ends_s = min((bytes_ / rate for bytes_, rate in zip(left.values(), rates, strict=True)), default=0.0)
-        sent = queue.push(now_ns + math.ceil(NS * ends_s), SENT) if left else 0
+        rates = _fair([patterns[at].rate for at in unsent], capacity)
+        ends_s = min((bytes_ / rate for bytes_, rate in zip(unsent.values(), rates, strict=True)), default=0.0)
+        sent = queue.push(now_ns + math.ceil(NS * ends_s), SENT) if unsent else 0
     return [
         (end - shift) / (STEPS * pattern.period_s - (pattern.period_s - pattern.busy_s))
         for end, shift, pattern in zip(ends, shifts_s, patterns, strict=True)

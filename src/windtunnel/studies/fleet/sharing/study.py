@@ -1,11 +1,7 @@
 """`fleet share`: which jobs share which link, by how their traffic fits, beside a placement by mean load alone.
 
-    link: 50Gb/s
-    jobs:
-      - {job: a, period: 255ms, busy: 114ms}              # sends at the link's rate for so long, or `rate: 40Gb/s`
-
 All placements are tried where there are few, else the jobs one after the other by falling load; the best has the
-highest mean score of the links that are used, then the highest worst one.
+highest mean score of the links that are used, then the highest worst one. docs/fleet.md has a file.
 """
 
 from __future__ import annotations

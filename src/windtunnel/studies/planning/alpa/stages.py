@@ -130,12 +130,12 @@ def _least_sum(
     if not np.isfinite(least[plane, 0, total]):
         return None
     stages: list[Stage] = []
-    first, left = 0, total
+    first, devices_left = 0, total
     while first < layers:
-        rest, configuration = divmod(int(chosen[plane, first, left]), configurations)
+        rest, configuration = divmod(int(chosen[plane, first, devices_left]), configurations)
         last, submesh = divmod(rest, submeshes)
         stages.append(Stage(first, last, submesh, configuration))
-        plane, first, left = max(0, plane - 1), last + 1, left - int(units[submesh])
+        plane, first, devices_left = max(0, plane - 1), last + 1, devices_left - int(units[submesh])
     return tuple(stages)
 
 

@@ -145,9 +145,9 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
         share = _share(script, a, b - 1)
         reduced = _reduced(script, share, cluster, pricer, dp)
         hidden = passes[stage][1] * (1.0 - 1.0 / (b - a))
-        left = max(reduced / (b - a), reduced - hidden) if dp > 1 else 0.0
+        exposed_s = max(reduced / (b - a), reduced - hidden) if dp > 1 else 0.0
         update = script.optimizer_s * share / (dp if script.sharded else 1)
-        finish = max(finish, done[stage] + left + update)
+        finish = max(finish, done[stage] + exposed_s + update)
     memory = []
     for stage, (a, b) in enumerate(zip(starts, ends, strict=True)):
         state, activations, most = _memory(script, a, b - 1, dp)

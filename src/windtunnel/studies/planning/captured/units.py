@@ -197,12 +197,8 @@ def _longer(parts: list[float] | None) -> float:
     return 0.0 if parts is None else max(parts[0], parts[1])
 
 
-def _elements(spec: TensorSpec) -> int:
-    return prod(spec.shape)
-
-
 def _bytes(spec: TensorSpec) -> int:
-    return _elements(spec) * ITEM_BYTES.get(spec.dtype, 1)
+    return prod(spec.shape) * ITEM_BYTES.get(spec.dtype, 1)
 
 
 def _weights(program: RankProgram, units: list[str]) -> dict[str, int]:

@@ -36,8 +36,7 @@ _LARGEST_US = 4e15
 def chakra_trace(files: Sequence[ChakraFile]) -> Trace:
     """Join the files of one job.
 
-    Raises:
-        InputFileError: two files of one rank, or a file in which nothing takes time.
+    Raises InputFileError: two files of one rank, or a file in which nothing takes time.
     """
     ranks: dict[int, RankOps] = {}
     for number, file in enumerate(files):

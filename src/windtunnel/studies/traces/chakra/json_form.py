@@ -18,11 +18,7 @@ _VALUE = re.compile(r"(double|float|s?int32|s?int64|uint32|uint64|s?fixed32|s?fi
 
 
 def nodes_of(trace: JsonTrace) -> ChakraFile:
-    """The nodes of a JSON file.
-
-    Raises:
-        InputFileError: it holds no node, or a Kineto trace.
-    """
+    """The nodes of a JSON file. Raises InputFileError: it holds no node, or a Kineto trace."""
     if trace.is_kineto:
         raise InputFileError(trace.path, "is a Kineto trace among Chakra traces", "give traces of one format at a time")
     nodes: list[Node] = []

@@ -28,8 +28,7 @@ _FORMATS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 def read_wire(path: Path) -> ChakraFile:
     """Read `path`; of a file that is cut off, the nodes before that point.
 
-    Raises:
-        InputFileError: no node can be read.
+    Raises InputFileError: no node can be read.
     """
     content, cut = unpacked(path)
     nodes: list[Node] = []
@@ -43,8 +42,8 @@ def read_wire(path: Path) -> ChakraFile:
                 raise DamagedError("says nothing, or goes on for ever")
             message = content[at : at + size]
             at += size
-            if number == 0 and _is_metadata(message):
-                number = 1
+            if number == 0 and all(field <= 2 and wire == BYTES for field, wire, _ in fields_of(message)):
+                number = 1  # `GlobalMetadata` has a text where a node has its number
                 continue
             nodes.append(_node(message))
             number += 1
@@ -54,11 +53,6 @@ def read_wire(path: Path) -> ChakraFile:
         raise InputFileError(path, "is no Chakra execution trace", "give one .et file per rank, or Kineto traces")
     notes = (f"cut off or damaged: the {len(nodes):,} nodes before that point were used",) if cut else ()
     return ChakraFile(path, nodes, notes)
-
-
-def _is_metadata(message: bytes) -> bool:
-    """`GlobalMetadata` has a text where a node has its number."""
-    return all(number <= 2 and wire == BYTES for number, wire, _ in fields_of(message))
 
 
 def _node(message: bytes) -> Node:

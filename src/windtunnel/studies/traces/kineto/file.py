@@ -33,11 +33,7 @@ _EXCERPT = (
 
 
 def read_json_trace(path: Path) -> JsonTrace:
-    """Read `path`.
-
-    Raises:
-        InputFileError: no JSON, or neither a Kineto nor a Chakra trace.
-    """
+    """Read `path`. Raises InputFileError: no JSON, or neither a Kineto nor a Chakra trace."""
     content, cut = unpacked(path)
     text = content.decode("utf-8", "replace")
     del content

@@ -39,8 +39,7 @@ def usable_part(
 ) -> UsablePart:
     """The largest part found; `key` tells the ops of a step apart, `shown` says one in words.
 
-    Raises:
-        InputFileError: no step is complete.
+    Raises InputFileError: no step is complete.
     """
     steps, step_at = np.unique(step, return_inverse=True)
     replicas, replica_at = np.unique(replica, return_inverse=True)

@@ -71,8 +71,7 @@ class OperationTable:
 def read_operation_table(path: Path) -> OperationTable:
     """Read and check `path`.
 
-    Raises:
-        InputFileError: not Parquet, columns missing or of the wrong type, or no complete step.
+    Raises InputFileError: not Parquet, columns missing or of the wrong type, or no complete step.
     """
     columns = _columns(path)
     notes: list[str] = []

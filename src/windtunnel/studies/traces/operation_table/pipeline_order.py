@@ -66,8 +66,7 @@ Ops = dict[str, list[int]]  # of one stage, by kind, in the order in which they 
 def find_pattern(path: Path, table: OperationTable, usual: tuple[int, int]) -> Pattern:
     """The pattern that the (step, replica) `usual` of a table ran.
 
-    Raises:
-        InputFileError: `path` has sends or receives without partner, or computes without their receives.
+    Raises InputFileError: `path` has sends or receives without partner, or computes without their receives.
     """
     kind, seq, stage, start_s = table.kind, table.seq, table.stage, table.start_s[usual]
     # By name where start and number are the same: those who published the tables sort them so.

@@ -32,8 +32,7 @@ _KIND_SHOWN = {
 def read_table_trace(path: Path) -> Trace:
     """Read an operation table and rebuild what waited for what.
 
-    Raises:
-        InputFileError: the table cannot be read, or cannot be replayed.
+    Raises InputFileError: the table cannot be read, or cannot be replayed.
     """
     table = read_operation_table(path)
     notes = list(table.notes)

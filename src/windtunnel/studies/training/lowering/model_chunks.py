@@ -51,8 +51,8 @@ class Piece:
     frozen: tuple[float, float]  # those that do not
     passes: Passes  # what its forward and backward pass allocate and free
     root_bytes: float  # parameters that are gathered all through a pass
-    whole_bytes: float  # gathered parameters, where they stay for longer than a pass
-    summed_bytes: float  # unsharded gradients, likewise
+    gathered_bytes: float  # gathered parameters, where they stay for longer than a pass
+    unsharded_gradient_bytes: float  # where they stay for longer than a pass
     buffer_bytes: float  # of one tensor that it is sent or sends, where there is a buffer for every micro-batch
     unmerged_bytes: float  # weight gradients that a split backward leaves until the next micro-batch adds them up
     key: tuple[object, ...]  # pieces with the same key have the same passes
@@ -235,8 +235,10 @@ def _piece(
         frozen=(sum(block.frozen[0] for block in blocks), sum(block.frozen[1] for block in blocks)),
         passes=passes,
         root_bytes=root,
-        whole_bytes=parameters * _gathered_width(layout, shard) if layout.shares_once and plan.zero_stage == 3 else 0.0,
-        summed_bytes=summed * layout.gradient_bytes if layout.shares_once else 0.0,
+        gathered_bytes=parameters * _gathered_width(layout, shard)
+        if layout.shares_once and plan.zero_stage == 3
+        else 0.0,
+        unsharded_gradient_bytes=summed * layout.gradient_bytes if layout.shares_once else 0.0,
         buffer_bytes=stream if how.buffers else 0.0,
         unmerged_bytes=trained * shard.activation_bytes if layout.shares_once and how.split == "graph" else 0.0,
         key=key,

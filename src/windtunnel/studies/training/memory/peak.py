@@ -263,7 +263,9 @@ class _Ranks:
         gradients = np.cumsum(learns) - learns
         parameters = np.zeros(len(adds))
         if self.layout.shares_once:
-            sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in pieces]).T
+            sizes = np.array(
+                [(piece.gathered_bytes, piece.unsharded_gradient_bytes, piece.unmerged_bytes) for piece in pieces]
+            ).T
             parameters = gathered_chunks(schedule, rank) @ sizes[0]
             gradients = (
                 gradients + summed_chunks(schedule, rank) @ sizes[1] + unmerged_chunks(schedule, rank) @ sizes[2]
@@ -365,7 +367,7 @@ class _Ranks:
         transient = self._updated(pieces)
         if layout.habits.pure_precision:
             share, made_later = 1.0, state.optimizer / moments
-        first += [int(size) for piece in pieces for size in (piece.whole_bytes, piece.summed_bytes)]
+        first += [int(size) for piece in pieces for size in (piece.gathered_bytes, piece.unsharded_gradient_bytes)]
         gradients = 0 if fresh_gradients(layout) else int(state.gradients)  # where fresh, the passes make them
         first += [gradients, int(state.optimizer * (1.0 - share)), root, *self._buckets(pieces)]
         first += [int(self._buffers(rank)), *self._pools(pieces)]
@@ -387,7 +389,7 @@ class _Ranks:
         pools = [int(self._held_state(pieces).gradients)]
         if not TRAITS[self.layout.schedule].has_runtime and self.keep.fsdp2:
             sizes = [block.dense_parameters + block.expert_parameters for piece in pieces for block in piece.blocks]
-            whole = sum(piece.whole_bytes for piece in pieces) / max(1.0, sum(sizes))
+            whole = sum(piece.gathered_bytes for piece in pieces) / max(1.0, sum(sizes))
             pools.append(int(whole * sum(sorted(sizes)[-2:])))
         return pools
 

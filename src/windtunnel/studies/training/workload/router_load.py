@@ -1,12 +1,6 @@
 """How unevenly a router spreads tokens over experts, and which expert rank that makes the hottest and the fullest.
 
-    share(l, e)   of layer l's tokens that expert e gets, sum 1; a power law: the k-th most popular gets ~ k^-a
-    load(l, r)    = ep x sum of share(l, e) over the experts of rank r: those with e // (experts / ep) = r; mean 1
-    hottest(l)    = max over r of load(l, r): all ranks of an expert group wait for it in layer l, so it sets the time
-    fullest       = per device the r with the largest sum of load(l, r) over its layers: its loads set the memory.
-                    Of layers that are recomputed or offloaded only one at a time is there: the hottest rank's counts
-
-Routing drops no token, and every expert group meets the same popularity. See docs/physics/imbalance.md.
+The terms (share, load, hottest, fullest) are those of docs/physics/imbalance.md.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Sequences packed from documents of uneven length: how much attention each micro-batch has to do.
 
-    share = sum of len^2 over the documents of a sequence / seq_len^2, mean over the sequences of a micro-batch
-
-is the attention work over that of one document that fills the sequence, and share x seq_len the length of the document
-that a token finds itself in, on average. Documents are drawn from a histogram and laid end to end; a sequence boundary
-cuts the document that crosses it. Nothing is padded: every sequence has seq_len tokens, and everything but attention
-takes as long as ever. See docs/physics/imbalance.md.
+The formula is in docs/physics/imbalance.md. Documents are drawn from a histogram and laid end to end; a sequence
+boundary cuts the document that crosses it. Nothing is padded, and everything but attention takes as long as ever.
 """
 
 from __future__ import annotations

@@ -142,5 +142,4 @@ POLICY = Traits(
     ),
     needs=frozenset({"duration", "quota"}),
     capacity=FAILING,
-    source="Kueue, kueue.sigs.k8s.io",
 )

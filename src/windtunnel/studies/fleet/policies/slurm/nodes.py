@@ -117,12 +117,12 @@ def _neighbours(mask: int, count: int) -> list[int]:
     runs = list(_runs(mask))
     nodes: list[int] = []
     while len(nodes) < count:
-        left = count - len(nodes)
-        enough = [run for run in runs if run[1] - run[0] + 1 >= left]
+        missing = count - len(nodes)
+        enough = [run for run in runs if run[1] - run[0] + 1 >= missing]
         size = min if enough else max
         run = size(enough or runs, key=lambda each: each[1] - each[0])
         runs.remove(run)
-        nodes += range(run[0], min(run[1], run[0] + left - 1) + 1)
+        nodes += range(run[0], min(run[1], run[0] + missing - 1) + 1)
     return nodes
 
 
@@ -215,16 +215,16 @@ class Space:
 
     def among(self, nodes: int, begin_ns: int, end_ns: int) -> tuple[int, int | None]:
         """(those of these nodes that are never held meanwhile, when there may be others; None: never)."""
-        left, later = nodes, None
+        unreserved, later = nodes, None
         times, steps = self.times, self.nodes
         for at in range(max(bisect_right(times, begin_ns) - 1, 0), len(times)):
             if times[at] <= end_ns:
-                left &= steps[at]
+                unreserved &= steps[at]
             elif later is not None:
                 break
-            if later is None and at + 1 < len(times) and nodes & steps[at + 1] & ~left:
+            if later is None and at + 1 < len(times) and nodes & steps[at + 1] & ~unreserved:
                 later = times[at + 1]
-        return left, later
+        return unreserved, later
 
     def overlaps(self, nodes: int, begin_ns: int, end_ns: int) -> bool:
         """Whether some of these nodes are held between two times."""

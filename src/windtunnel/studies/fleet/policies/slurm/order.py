@@ -72,14 +72,14 @@ def fair_tree(associations: tuple[Association, ...], usage: Mapping[Key, float])
 
     users = sum(1 for association in associations if association.user)
     factors: dict[Key, float] = {}
-    rank = left = users
+    rank = next_rank = users
 
     def of(each: Association) -> float:
         return usage.get((each.account, each.user), 0.0) if each.user else account_usage(each.account)
 
     def visit(siblings: list[Association], tied: bool, seen: frozenset[str]) -> None:
         """Siblings, the best first; `tied`: the first of them stands no lower than who came before."""
-        nonlocal rank, left
+        nonlocal rank, next_rank
         shares, total = sum(sibling.share for sibling in siblings), sum(of(sibling) for sibling in siblings)
         level: dict[Association, float] = {}
         for each in siblings:
@@ -92,9 +92,9 @@ def fair_tree(associations: tuple[Association, ...], usage: Mapping[Key, float])
             tied = level[each] == level[ordered[at - 1]] if at else tied
             at += 1
             if each.user:
-                rank = rank if tied else left
+                rank = rank if tied else next_rank
                 factors[each.account, each.user] = rank / users
-                left -= 1
+                next_rank -= 1
                 continue
             equal = [each, *(other for other in ordered[at:] if level[other] == level[each])]
             at += len(equal) - 1

@@ -304,5 +304,4 @@ POLICY = Traits(
     priorities=True,
     make=_make,
     capacity=FAILING,
-    source="Slurm 22.05, slurm.conf(5)",
 )
