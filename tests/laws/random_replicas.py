@@ -52,7 +52,7 @@ def case(seed: int) -> tuple[object, ...]:
     sent_ns = None if closed else np.cumsum(draw.exponential(1e9 / up_to(60), count)).astype(np.int64)
     load = Workload(prompts, outputs, sent_ns, up_to(12) if closed else None, names, BLOCK)
     replicas = [Replica(plain_times(), rules, blocks) for _ in range(up_to(4))]
-    router = ROUTERS[sorted(ROUTERS)[int(draw.integers(len(ROUTERS)))]].make()
+    router = ROUTERS[sorted(ROUTERS)[int(draw.integers(len(ROUTERS)))]]()
     sent, refused = loop.simulate(load, replicas, router, block_size=BLOCK, longest=blocks * BLOCK)
     stamps = [(o.index, o.cached_len, o.queued_ns, o.scheduled_ns, o.first_ns, o.last_ns, o.preemptions) for o in sent]
     tallies = [replica.tally for replica in replicas]

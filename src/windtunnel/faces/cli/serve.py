@@ -16,7 +16,7 @@ from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_timeline, check_writable, write_atomically
 from windtunnel.questions.asked.serve.listen import ServeListen
 from windtunnel.questions.asked.serve.parts import Apart
-from windtunnel.questions.asked.serve.plan import ServePlan, Sought
+from windtunnel.questions.asked.serve.plan import PlanMethod, ServePlan
 from windtunnel.questions.asked.serve.pool import ServePool
 from windtunnel.questions.asked.serve.study import Serve
 
@@ -57,7 +57,7 @@ def show_plan(
     from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import answer_plan
 
-    if isinstance(question.replicas, Sought):
+    if isinstance(question.replicas, PlanMethod):
         for flag, place in (("--trace", outputs.trace), ("--rows", outputs.rows)):
             if place is not None:
                 raise SpecError(flag, str(place), "has no meaning beside --method: leave it out")

@@ -19,7 +19,7 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, model_of
 from windtunnel.questions import plain, read
 from windtunnel.questions.asked.rl import Rl
-from windtunnel.questions.asked.serve.parts import Drafted
+from windtunnel.questions.asked.serve.parts import Drafts
 from windtunnel.studies.rl.clock import NS, Rules, Run, Times
 from windtunnel.studies.rl.configs.question import Imported, read_config
 from windtunnel.studies.rl.generators import Generator
@@ -304,7 +304,7 @@ def deployment(job: Job, tp: int) -> Deployment:
 def drafted_by(job: Job) -> tuple[int, float]:
     """Tokens that a generator drafts per step and the chance that one is kept: as given, or as the recipe has it."""
     rollout = job.question.rollout
-    tokens, acceptance = job.habits.drafted.get(job.model.name, (0, Drafted.taken_as))
+    tokens, acceptance = job.habits.drafted.get(job.model.name, (0, Drafts.taken_as))
     tokens = tokens if rollout.speculative_tokens is None else rollout.speculative_tokens
     acceptance = acceptance if rollout.acceptance is None else rollout.acceptance
     return (tokens, acceptance) if tokens else (0, 0.0)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windtunnel.questions.asked.serve.parts import Closed
+from windtunnel.questions.asked.serve.parts import ClosedLoad
 from windtunnel.questions.asked.serve.study import Serve
 from windtunnel.questions.header import Verdict, verdict_of
 from windtunnel.studies.serving.result import ServingResult
@@ -71,4 +71,4 @@ def why_not_compared(question: Serve, result: ServingResult) -> Iterator[str]:
 
 def _is_what_arrives(question: Serve, result: ServingResult) -> bool:
     """Whether output is what requests ask for, and says nothing of the deployment."""
-    return not isinstance(question.load, Closed) and result.regime != "over"
+    return not isinstance(question.load, ClosedLoad) and result.regime != "over"

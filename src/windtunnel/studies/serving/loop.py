@@ -10,8 +10,10 @@ as they are asked, an emulator by the wall clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -169,6 +171,19 @@ def rejected(index: int, prompt: int, output: int, longest: int) -> Rejection:
     return Rejection(index, f"{prompt} + {output} tokens exceed the {longest} that fit")
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No search for cycles: none are made, and each search walks over all requests so far."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@no_collection()
 def simulate(
     workload: Workload,
     servers: Listed[Server],

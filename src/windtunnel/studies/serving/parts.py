@@ -10,15 +10,15 @@ from windtunnel.files.bytes import path_of
 from windtunnel.physics.model.architecture import Model, notes_of
 from windtunnel.physics.model.checkpoint import PLAIN, Stored
 from windtunnel.questions.asked.serve.parts import (
-    AsRecorded,
-    Closed,
-    Drafted,
+    ClosedLoad,
+    Drafts,
     Engine,
     EngineName,
     Lengths,
-    Open,
+    OpenLoad,
     Replicas,
     Trace,
+    TraceTimes,
 )
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.workload.files import read_workload
@@ -28,7 +28,7 @@ from windtunnel.studies.serving.workload.requests import Workload
 MADE = 1000  # requests of an open loop that names no number
 
 
-def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, seed: int) -> Workload:
+def workload_of(requests: Lengths | Trace, load: OpenLoad | ClosedLoad | TraceTimes, seed: int) -> Workload:
     """The requests of a file, or made ones, as a loop sends them. Raises UserError."""
     if isinstance(requests, Trace):
         path = path_of(requests.workload)
@@ -36,28 +36,28 @@ def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, see
             raise InputFileError(path, "is not there", "give a CSV or JSONL of requests")
         return read_workload(
             path,
-            rate_per_s=load.rate if isinstance(load, Open) else None,
-            cv=load.cv if isinstance(load, Open) else 1.0,
-            concurrency=load.concurrency if isinstance(load, Closed) else None,
+            rate_per_s=load.rate if isinstance(load, OpenLoad) else None,
+            cv=load.cv if isinstance(load, OpenLoad) else 1.0,
+            concurrency=load.concurrency if isinstance(load, ClosedLoad) else None,
             requests=requests.requests,
             seed=seed,
         )
-    count = load.concurrency * load.waves if isinstance(load, Closed) else MADE
+    count = load.concurrency * load.waves if isinstance(load, ClosedLoad) else MADE
     count = count if requests.requests is None else requests.requests
     prompt, output = requests.tokens
     prompts, outputs = lengths(count, prompt, output, requests.length_ratio, seed)
     name, notes = f"{prompt} in, {output} out", requests.assumed
-    if isinstance(load, Closed):
+    if isinstance(load, ClosedLoad):
         return Workload(prompts, outputs, None, load.concurrency, name=name, notes=notes)
-    assert isinstance(load, Open)  # the question says when made requests come
+    assert isinstance(load, OpenLoad)  # the question says when made requests come
     return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name, notes=notes)
 
 
 def assumed(engine: Engine, *models: Model) -> tuple[str, ...]:
     """What models leave out, and what is said where nobody says how many drafted tokens are kept."""
     drafting = engine.drafting
-    unsaid = isinstance(drafting, Drafted) and drafting.speculative_tokens > 0 and drafting.acceptance is None
-    return (*notes_of(*models), *([Drafted.warning] if unsaid else ()))
+    unsaid = isinstance(drafting, Drafts) and drafting.speculative_tokens > 0 and drafting.acceptance is None
+    return (*notes_of(*models), *([Drafts.warning] if unsaid else ()))
 
 
 def deployment_of(
@@ -74,7 +74,7 @@ def deployment_of(
         del settings["weights"]
     if engine.max_model_len is None:
         settings["max_model_len"] = max_model_len
-    if isinstance(drafting, Drafted):
+    if isinstance(drafting, Drafts):
         acceptance = drafting.taken_as if drafting.acceptance is None else drafting.acceptance
         settings |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": acceptance}
     if layout is not None:

@@ -16,7 +16,7 @@ from functools import partial
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.model.catalogue import model_of
-from windtunnel.questions.asked.serve.parts import Open, Replicas
+from windtunnel.questions.asked.serve.parts import OpenLoad, Replicas
 from windtunnel.questions.asked.serve.policies import ServePolicies
 from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
@@ -97,7 +97,7 @@ def answer(question: ServePolicies) -> PolicyComparison | Sharing:
 
 def _shared(question: ServePolicies, policies: list[str]) -> Sharing:
     """Several models on one cluster."""
-    if not isinstance(question.load, Open):
+    if not isinstance(question.load, OpenLoad):
         raise SpecError("rate", None, "models share GPUs by their shares of a rate: add --rate")
     if question.replicas != Replicas() or question.router != "least-loaded":
         raise SpecError("tp", question.replicas.tp, "where models stand is sought here: leave layouts and router out")

@@ -286,7 +286,7 @@ def regime_of(stamps: Stamps, workload: Workload) -> Regime:
 def _router(name: str) -> Router:
     if name not in ROUTERS:
         raise UnknownNameError("router", name, ROUTERS)
-    return ROUTERS[name].make()
+    return ROUTERS[name]()
 
 
 def band_of(engine: Engine, batch: float, context: float, open_loop: bool) -> float:

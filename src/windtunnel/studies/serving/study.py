@@ -14,17 +14,17 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, model_of, stored_as
 from windtunnel.physics.model.checkpoint import Stored
 from windtunnel.questions.asked.parts import ModelPart
-from windtunnel.questions.asked.serve.listen import OfTrace, ServeListen, UpTo
+from windtunnel.questions.asked.serve.listen import DrawnLengths, ServeListen, TraceLengths
 from windtunnel.questions.asked.serve.parts import (
     Apart,
-    AsRecorded,
     Engine,
-    Open,
+    OpenLoad,
     Replicas,
     Together,
     Trace,
+    TraceTimes,
 )
-from windtunnel.questions.asked.serve.plan import Failing, ServePlan, Sought
+from windtunnel.questions.asked.serve.plan import FailingGpus, PlanMethod, ServePlan
 from windtunnel.questions.asked.serve.pool import ServePool
 from windtunnel.questions.asked.serve.spot import ServeSpot
 from windtunnel.questions.asked.serve.study import Serve
@@ -97,15 +97,15 @@ def answer_plan(
 ) -> ServingAnswer | PlacementAnswer | ServingPlans:
     """The highest rate that keeps the limits (`ServingAnswer`), or the best placement. Raises UserError."""
     load = question.load
-    fewest = isinstance(question.replicas, Sought) and question.replicas.method == "fewest"
-    fewest = fewest or (question.replicas == Together() and isinstance(load, Open))
-    if isinstance(question.gpus, Failing) and not fewest:
+    fewest = isinstance(question.replicas, PlanMethod) and question.replicas.method == "fewest"
+    fewest = fewest or (question.replicas == Together() and isinstance(load, OpenLoad))
+    if isinstance(question.gpus, FailingGpus) and not fewest:
         remedy = "spares are of the fewest GPUs for a rate: give --rate, and no layout"
         raise SpecError("mtbf_gpu", f"{question.gpus.mtbf_gpu:g} s", remedy)
-    if isinstance(question.replicas, Sought) and not fewest:
+    if isinstance(question.replicas, PlanMethod) and not fewest:
         return _placed(question, question.replicas.method)
-    if not isinstance(question.requests, Trace) and isinstance(load, AsRecorded):
-        load = Open(rate=1.0)  # the search scales it
+    if not isinstance(question.requests, Trace) and isinstance(load, TraceTimes):
+        load = OpenLoad(rate=1.0)  # the search scales it
     workload = workload_of(question.requests, load, question.seed)
     if fewest:
         return _fewest(question, workload)
@@ -131,13 +131,13 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
             question.limits.seconds(),
             ATTAIN if question.attain is None else question.attain,
             question.price,
-            question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
+            question.replicas.runs if isinstance(question.replicas, PlanMethod) else RUNS,
         )
     )
     serving_plans = replace(
         serving_plans, warnings=(*workload.notes, *assumed(question.engine, model), *serving_plans.warnings)
     )
-    if not isinstance(question.gpus, Failing):
+    if not isinstance(question.gpus, FailingGpus):
         return serving_plans
     return serving_plans.with_spares(Failures(question.gpus.mtbf_gpu, question.gpus.repair, question.gpus.available))
 
@@ -149,7 +149,7 @@ def _placed(question: ServePlan, method: str) -> PlacementAnswer:
 
     machine, limits = cluster_of(question.cluster), question.limits.seconds()
     workload = workload_of(question.requests, question.load, question.seed)
-    rate = question.load.rate if isinstance(question.load, Open) else rate_of(workload)
+    rate = question.load.rate if isinstance(question.load, OpenLoad) else rate_of(workload)
     if method != "distserve":
         placement = place_models(
             method, question.model, rate, machine, deployment_of(question.engine), workload, limits
@@ -256,10 +256,10 @@ def listen(question: ServeListen, announce: Callable[[str, str], None]) -> None:
         deployment = deployment_of(question.engine, None, checkpoint_of(question.model), model.max_sequence_length)
         engine = pools_in_words(model, machine, deployment, (layout.prefill, layout.decode))
         _check_replicas(layout.replicas, engine.gpus, f"({layout.prefill} + {layout.decode})", machine)
-    if isinstance(answers, UpTo):
+    if isinstance(answers, DrawnLengths):
         draw = drawn_lengths(answers.output, answers.length_ratio, answers.seed, None)
     else:
-        natural = read_workload(Path(answers.workload), concurrency=1) if isinstance(answers, OfTrace) else None
+        natural = read_workload(Path(answers.workload), concurrency=1) if isinstance(answers, TraceLengths) else None
         draw = drawn_lengths(None, 1.0, 0, natural)
     listen(
         engine,

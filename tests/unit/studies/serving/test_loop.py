@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.serving.loop import Loop
+import gc
+
+import pytest
+
+from windtunnel.studies.serving.loop import Loop, simulate
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
+from windtunnel.studies.serving.workload.requests import Workload
 
 
 class Fixed:
@@ -60,3 +65,26 @@ def test_a_server_that_goes_ends_nothing_and_another_takes_its_place() -> None:
     loop.put(place, Fixed(12))
     loop.run()
     assert came == [12]
+
+
+class FailingServer(Fixed):
+    """A server that cannot take what it is sent."""
+
+    def submit(self, one: Sequence, now_ns: int) -> None:
+        assert not gc.isenabled()
+        raise RuntimeError("full")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_before_even_where_a_run_fails(enabled: bool) -> None:
+    load = Workload([10, 20], [5, 5], [0, 10])
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(RuntimeError, match="full"):
+            simulate(load, [FailingServer()], None, block_size=16)
+        assert gc.isenabled() is enabled
+        simulate(load, [Fixed()], None, block_size=16)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -9,6 +9,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules
+from windtunnel.studies.serving.replica.sequence import NO_NAMES
 from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.workload.files import read_workload
 
@@ -36,9 +37,10 @@ def written(path, **changed):
 def sent_by(load, servers=1, caching=True):
     rules = Rules(prefix_caching=caching)
     fleet = [Replica(plain_times(), rules, 5000) for _ in range(servers)]
-    router = ROUTERS["prefix-aware"].make() if servers > 1 else None
+    router = ROUTERS["prefix-aware"]() if servers > 1 else None
     sent, refused = simulate(load, fleet, router, block_size=rules.block_size)
     assert not refused
+    assert not NO_NAMES  # all that share nothing have the same list
     return {one.index: one for one in sent}, fleet
 
 

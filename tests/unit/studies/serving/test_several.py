@@ -11,7 +11,7 @@ import pytest
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.questions.asked.serve.parts import Lengths, Open
+from windtunnel.questions.asked.serve.parts import Lengths, OpenLoad
 from windtunnel.studies.serving import Deployment
 from windtunnel.studies.serving.parts import workload_of
 from windtunnel.studies.serving.placement.several import Several, search_alpaserve, search_muxserve
@@ -20,7 +20,7 @@ SLO = {"ttft_s": 2.0, "tpot_s": 0.03}
 
 
 def asked(rate: float, names: tuple[str, ...] = ("llama-3.1-8b", "qwen3-32b"), gpus: int = 4) -> Several:
-    load = workload_of(Lengths(prompt=500, output=100, requests=200), Open(rate=rate), 0)
+    load = workload_of(Lengths(prompt=500, output=100, requests=200), OpenLoad(rate=rate), 0)
     rates = tuple(rate / len(names) for _ in names)
     cluster = parse_cluster(f"h100-sxm:{gpus}")
     return Several(tuple(map(load_model, names)), rates, cluster, Deployment(), load, SLO)

@@ -12,7 +12,7 @@ import windtunnel
 from windtunnel.faces.cli import main
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model.catalogue import load_model
-from windtunnel.questions.asked.serve.parts import Lengths, Open
+from windtunnel.questions.asked.serve.parts import Lengths, OpenLoad
 from windtunnel.studies.serving import Deployment, engine_of
 from windtunnel.studies.serving.parts import workload_of
 from windtunnel.studies.serving.spot.models import CatalogueModel
@@ -63,7 +63,7 @@ def test_each_policy_stands_beside_the_others(capsys: pytest.CaptureFixture[str]
 
 def test_from_python_minutes_and_machines_that_only_cost(tmp_path: Path) -> None:
     """Three machines of eight GPUs for a minute, then two; a third from the second minute on."""
-    load = workload_of(Lengths(prompt=512, output=64, requests=100), Open(rate=0.5, cv=0.0), 0)
+    load = workload_of(Lengths(prompt=512, output=64, requests=100), OpenLoad(rate=0.5, cv=0.0), 0)
     found = windtunnel.serve_on_spot(
         "llama-2-13b", "a100-80gb:24", load, _trace(tmp_path, MINUTES), ["restart"], deployment=Deployment()
     )

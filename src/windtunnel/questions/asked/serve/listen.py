@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf, part
-from windtunnel.questions.asked.serve.parts import LAYOUT, REQUESTS, Apart, Engine, Router, Served, Together
+from windtunnel.questions.asked.serve.parts import LAYOUT, REQUESTS, Apart, Engine, Router, ServedModel, Together
 from windtunnel.questions.asked.serve.study import SEED
 
 LISTEN = "Listening"
@@ -21,7 +21,7 @@ class PairsApart(Apart):
 
 
 @part
-class AsAsked:
+class OwnLengths:
     """Answers as long as each request allows."""
 
     kind: ClassVar[str] = "asked"
@@ -29,7 +29,7 @@ class AsAsked:
 
 
 @part
-class UpTo:
+class DrawnLengths:
     """Answers of drawn lengths."""
 
     kind: ClassVar[str] = "drawn"
@@ -42,7 +42,7 @@ class UpTo:
 
 
 @part
-class OfTrace:
+class TraceLengths:
     """Answers as long as those of a trace, in turn."""
 
     kind: ClassVar[str] = "trace"
@@ -51,7 +51,7 @@ class OfTrace:
 
 
 @part
-class ServeListen(Served):
+class ServeListen(ServedModel):
     """OpenAI's API, answered in simulated time."""
 
     verb: ClassVar[str] = "serve listen"
@@ -59,7 +59,9 @@ class ServeListen(Served):
     address: Annotated[str, About("Where it answers (127.0.0.1:8000).")] = "127.0.0.1:8000"
     engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
     replicas: Annotated[Together | PairsApart, OneOf(), About("", inside=True)] = field(default_factory=Together)
-    answers: Annotated[AsAsked | UpTo | OfTrace, OneOf(), About("", inside=True)] = field(default_factory=AsAsked)
+    answers: Annotated[OwnLengths | DrawnLengths | TraceLengths, OneOf(), About("", inside=True)] = field(
+        default_factory=OwnLengths
+    )
     speed: Annotated[float, About("Simulated seconds in a second (1).", LISTEN, least=0.001, most=1000)] = 1.0
     lose: Annotated[str | None, About("Replica 0 is lost at 30 s, back 10 s later: 0@30s+10s.", LISTEN)] = None
     max_waiting: Annotated[int, About("Requests that may wait; more get 503 (4096).", LISTEN, least=1)] = 4096

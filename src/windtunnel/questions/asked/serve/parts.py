@@ -16,7 +16,7 @@ MOST = 10_000_000  # of requests, and of tokens of one
 
 
 @part
-class Served:
+class ServedModel:
     """A served model."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
@@ -55,7 +55,7 @@ class EngineName:
 
 
 @part
-class Undrafted:
+class NoDrafts:
     """One token a step."""
 
     kind: ClassVar[str] = "undrafted"
@@ -63,7 +63,7 @@ class Undrafted:
 
 
 @part
-class Drafted:
+class Drafts:
     """Speculation: a step checks tokens that were drafted."""
 
     kind: ClassVar[str] = "drafted"
@@ -90,7 +90,7 @@ class Engine(EngineName):
     block_size: Annotated[int | None, About("Tokens of a KV block.", ENGINE, least=1, rare=True)] = None
     prefix_caching: Annotated[bool | None, About("Keep prefixes for later requests.", ENGINE, rare=True)] = None
     chunked_prefill: Annotated[bool | None, About("Cut long prompts into chunks.", ENGINE, rare=True)] = None
-    drafting: Annotated[Undrafted | Drafted, OneOf(), About("", inside=True)] = field(default_factory=Undrafted)
+    drafting: Annotated[NoDrafts | Drafts, OneOf(), About("", inside=True)] = field(default_factory=NoDrafts)
 
 
 @part
@@ -166,7 +166,7 @@ class Trace:
 
 
 @part
-class Open:
+class OpenLoad:
     """An open loop: requests come whether answers do or not."""
 
     kind: ClassVar[str] = "open"
@@ -176,7 +176,7 @@ class Open:
 
 
 @part
-class Closed:
+class ClosedLoad:
     """A closed loop: so many requests in flight."""
 
     kind: ClassVar[str] = "closed"
@@ -186,16 +186,16 @@ class Closed:
 
 
 @part
-class AsRecorded:
+class TraceTimes:
     """Requests come when the trace says."""
 
     kind: ClassVar[str] = "recorded"
     phrase: ClassVar[str] = "arrivals as the trace has them"
 
 
-def check_load(requests: Lengths | Trace, load: Open | Closed | AsRecorded) -> None:
+def check_load(requests: Lengths | Trace, load: OpenLoad | ClosedLoad | TraceTimes) -> None:
     """Raises SpecError where nothing says when made requests come."""
-    if not isinstance(requests, Trace) and isinstance(load, AsRecorded):
+    if not isinstance(requests, Trace) and isinstance(load, TraceTimes):
         raise SpecError("load", None, "add --rate R (open loop) or --concurrency C (closed loop)")
 
 

@@ -12,19 +12,19 @@ from windtunnel.questions.asked.serve.parts import (
     LAYOUT,
     LIMITS,
     Apart,
-    AsRecorded,
     Lengths,
     Limits,
-    Open,
+    OpenLoad,
     TieredEngine,
     Together,
     Trace,
+    TraceTimes,
 )
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
 @part
-class Sought:
+class PlanMethod:
     """A placement that is looked for: how many replicas, and of which layout."""
 
     kind: ClassVar[str] = "sought"
@@ -44,7 +44,7 @@ FAILURES = "Failures"
 
 
 @part
-class Lasting:
+class ReliableGpus:
     """GPUs that do not fail."""
 
     kind: ClassVar[str] = "lasting"
@@ -52,7 +52,7 @@ class Lasting:
 
 
 @part
-class Failing:
+class FailingGpus:
     """GPUs that fail and are repaired: a plan has spare replicas then."""
 
     kind: ClassVar[str] = "failing"
@@ -98,11 +98,13 @@ class ServePlan:
     ]
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:8, or a cluster file.")]
     engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
-    replicas: Annotated[Together | Apart | Sought, OneOf(), About("", inside=True)] = field(default_factory=Together)
+    replicas: Annotated[Together | Apart | PlanMethod, OneOf(), About("", inside=True)] = field(
+        default_factory=Together
+    )
     requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
-    load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    load: Annotated[OpenLoad | TraceTimes, OneOf(), About("", inside=True)] = field(default_factory=TraceTimes)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
-    gpus: Annotated[Lasting | Failing, OneOf(), About("", inside=True)] = field(default_factory=Lasting)
+    gpus: Annotated[ReliableGpus | FailingGpus, OneOf(), About("", inside=True)] = field(default_factory=ReliableGpus)
     attain: Annotated[
         float | None,
         About(
@@ -113,10 +115,10 @@ class ServePlan:
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
-        sought = isinstance(self.replicas, Sought)
+        sought = isinstance(self.replicas, PlanMethod)
         if sought and self.replicas.method != "fewest" and self.price is not None:  # type: ignore[union-attr]
             raise SpecError("price", self.price, "has no meaning beside method: leave it out")
         if sought and self.replicas.method not in ("fewest", "distserve") and self.attain is not None:  # type: ignore[union-attr]
             raise SpecError("attain", self.attain, "belongs to distserve, and to the highest rate: leave it out")
-        if sought and not isinstance(self.requests, Trace) and isinstance(self.load, AsRecorded):
+        if sought and not isinstance(self.requests, Trace) and isinstance(self.load, TraceTimes):
             raise SpecError("load", None, "add --rate, that the placement must carry")

@@ -8,22 +8,22 @@ from typing import Annotated, ClassVar
 from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import (
     LAYOUT,
-    AsRecorded,
-    Closed,
+    ClosedLoad,
     Lengths,
     Limits,
-    Open,
+    OpenLoad,
     Replicas,
-    Served,
+    ServedModel,
     TieredEngine,
     Trace,
+    TraceTimes,
     check_load,
 )
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
 @part
-class ServePolicies(Served):
+class ServePolicies(ServedModel):
     """The same requests under each batching policy and each router, or each way to share GPUs, side by side."""
 
     verb: ClassVar[str] = "serve policies"
@@ -42,7 +42,9 @@ class ServePolicies(Served):
     engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Replicas, About("", inside=True)] = field(default_factory=Replicas)
     requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
-    load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    load: Annotated[OpenLoad | ClosedLoad | TraceTimes, OneOf(), About("", inside=True)] = field(
+        default_factory=TraceTimes
+    )
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     price: Annotated[float | None, PRICE] = None
     seed: Annotated[int, SEED] = 0

@@ -7,20 +7,20 @@ from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import (
-    AsRecorded,
     Engine,
     Lengths,
-    Open,
+    OpenLoad,
     Replicas,
-    Served,
+    ServedModel,
     Trace,
+    TraceTimes,
     check_load,
 )
 from windtunnel.questions.asked.serve.study import SEED
 
 
 @part
-class ServeScale(Served):
+class ServeScale(ServedModel):
     """Replicas that come and go with the sessions they hold: what each way of emptying and filling them brings."""
 
     verb: ClassVar[str] = "serve scale"
@@ -36,7 +36,7 @@ class ServeScale(Served):
     engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
     replicas: Annotated[Replicas, About("", inside=True)] = field(default_factory=Replicas)
     requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
-    load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    load: Annotated[OpenLoad | TraceTimes, OneOf(), About("", inside=True)] = field(default_factory=TraceTimes)
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:

@@ -6,12 +6,20 @@ from dataclasses import field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf, part
-from windtunnel.questions.asked.serve.parts import AsRecorded, EngineName, Lengths, Open, Served, Trace, check_load
+from windtunnel.questions.asked.serve.parts import (
+    EngineName,
+    Lengths,
+    OpenLoad,
+    ServedModel,
+    Trace,
+    TraceTimes,
+    check_load,
+)
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
 @part
-class ServeSpot(Served):
+class ServeSpot(ServedModel):
     """A model on machines that come and go; each policy chooses its layouts."""
 
     verb: ClassVar[str] = "serve spot"
@@ -23,7 +31,7 @@ class ServeSpot(Served):
     notice: Annotated[float, About("From the notice to the loss of a machine (30s).", least=0, unit="time")] = 30.0
     engine: Annotated[EngineName, About("", inside=True)] = field(default_factory=EngineName)
     requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
-    load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    load: Annotated[OpenLoad | TraceTimes, OneOf(), About("", inside=True)] = field(default_factory=TraceTimes)
     price: Annotated[float | None, PRICE] = None
     seed: Annotated[int, SEED] = 0
 

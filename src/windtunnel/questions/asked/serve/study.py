@@ -8,15 +8,15 @@ from typing import Annotated, ClassVar
 from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import (
     Apart,
-    AsRecorded,
-    Closed,
+    ClosedLoad,
     Lengths,
     Limits,
-    Open,
-    Served,
+    OpenLoad,
+    ServedModel,
     TieredEngine,
     Together,
     Trace,
+    TraceTimes,
     check_load,
 )
 
@@ -25,14 +25,16 @@ SEED = About("Seed of made lengths and arrivals (0).", least=0, rare=True)
 
 
 @part
-class Serve(Served):
+class Serve(ServedModel):
     """What a deployment does to its users."""
 
     verb: ClassVar[str] = "serve"
     engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Together | Apart, OneOf(), About("", inside=True)] = field(default_factory=Together)
     requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
-    load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    load: Annotated[OpenLoad | ClosedLoad | TraceTimes, OneOf(), About("", inside=True)] = field(
+        default_factory=TraceTimes
+    )
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     price: Annotated[float | None, PRICE] = None
     measured: Annotated[

@@ -115,7 +115,7 @@ def listen(
     losses = parsed_losses(lose, replicas)
     rules = priced.rules
     warm_up(priced)
-    fleet = Fleet(priced.replica, replicas, ROUTERS[router].make(), round(priced.profile.first_token_s * 1e9))
+    fleet = Fleet(priced.replica, replicas, ROUTERS[router](), round(priced.profile.first_token_s * 1e9))
     bound = bound_socket(host, port, "address")
     try:
         file = None if record is None else open(record, "w", encoding="utf-8", buffering=1)  # noqa: SIM115

@@ -23,25 +23,9 @@ EMPTY: list[int] = []  # nothing below the GPU
 class Admission:
     """The queue of a replica, and the rules by which it is emptied."""
 
-    __slots__ = (
-        "_own_tokens",
-        "batch",
-        "cache",
-        "gate",
-        "gather_until",
-        "holds_back",
-        "just_finished",
-        "last_start",
-        "outstanding_tokens",
-        "polls",
-        "prefilling",
-        "ratio_from",
-        "received",
-        "rules",
-        "seen",
-        "swap_in_ticks",
-        "waiting",
-    )
+    __slots__ = ("_own_tokens", "batch", "cache", "gate", "gather_until", "holds_back", "just_finished",
+        "last_start", "outstanding_tokens", "polls", "prefilling", "ratio_from", "received", "rules", "seen",
+        "swap_in_ticks", "waiting")  # fmt: skip
 
     def __init__(self, rules: Rules, batch: RunningBatch, cache: SequenceCache, drafted: int) -> None:
         self.rules, self.batch, self.cache = rules, batch, cache

@@ -22,20 +22,8 @@ class RunningBatch:
     `apart`: prompts have steps of their own, so that every first token comes before the steps that follow.
     """
 
-    __slots__ = (
-        "_apart",
-        "_ends",
-        "_late",
-        "_size",
-        "context_sum",
-        "due",
-        "end_sum",
-        "next_end",
-        "running",
-        "stall_ticks",
-        "steps",
-        "tally",
-    )
+    __slots__ = ("_apart", "_ends", "_late", "_size", "context_sum", "due", "end_sum", "next_end", "running",
+        "stall_ticks", "steps", "tally")  # fmt: skip
 
     def __init__(self, block_size: int, tally: Tally, apart: bool) -> None:
         self.running: dict[int, Sequence] = {}  # by request, in the order of admission

@@ -8,7 +8,7 @@ from windtunnel.studies.serving.adapters import Slots
 from windtunnel.studies.serving.kv.pool import BlockPool
 from windtunnel.studies.serving.kv.tiers import Tiers
 from windtunnel.studies.serving.replica.rules import Rules
-from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.replica.sequence import NO_NAMES, Sequence
 
 
 @final
@@ -79,7 +79,9 @@ class SequenceCache:
         """
         if self._names:
             tokens, before = self._size * sequence.span, sequence.computed
-            sequence.shared.extend(self.pool.name(sequence.names[before // tokens : (before + n) // tokens]))
+            sequence.shared = sequence.shared + self.pool.name(
+                sequence.names[before // tokens : (before + n) // tokens]
+            )
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:
         """A sequence holds nothing any longer; `blocks` were those of its tokens."""
@@ -88,8 +90,7 @@ class SequenceCache:
         if self.tiers is not None:
             self.tiers.keep(sequence.names[: sequence.computed // (self._size * sequence.span)], sequence.span)
         self.pool.release(blocks + self._beside, sequence.shared, self._names, sequence.span)
-        if sequence.shared:
-            sequence.shared = []
+        sequence.shared = NO_NAMES
         sequence.blocks = 0
         if self.reserves:
             self.promised -= self.final_blocks(sequence)

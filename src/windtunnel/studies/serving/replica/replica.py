@@ -207,8 +207,10 @@ class Replica:
         self._beside = beside
         if beside:
             self.pool.take(due)
-        shapes = [(n, sequence.computed) for sequence, n in chunks]
-        done = sum(sequence.computed + n == sequence.known for sequence, n in chunks)
+        shapes, done = [], 0
+        for sequence, n in chunks:
+            shapes.append((n, sequence.computed))
+            done += sequence.computed + n == sequence.known
         length = self.times.mixed(beside, batch.context_sum + beside, shapes, done) + self.admission.swap_in_ticks
         self.admission.swap_in_ticks = 0
         if self.cache.slots is not None:

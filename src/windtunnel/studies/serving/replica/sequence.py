@@ -5,40 +5,17 @@ from __future__ import annotations
 from typing import final
 
 NEVER = 1 << 62  # a time in ns that does not come
+NO_NAMES: list[int] = []  # of all that share nothing, for speed: replaced, never changed
 
 
 @final
 class Sequence:
     """A request's lengths, where it stands, and its stamps in nanoseconds (-1 = not yet)."""
 
-    __slots__ = (
-        "adapter",
-        "arrival_ns",
-        "blocks",
-        "cached_len",
-        "computed",
-        "context",
-        "end_step",
-        "first_ns",
-        "generated",
-        "index",
-        "joined",
-        "known",
-        "last_ns",
-        "names",
-        "output",
-        "preemptions",
-        "prompt",
-        "queued_ns",
-        "rank",
-        "scheduled_ns",
-        "shared",
-        "span",
-        "ticket",
-        "token_ticks",
-        "used_ns",
-        "waited_ns",
-    )
+    __slots__ = ("adapter", "arrival_ns", "blocks", "cached_len", "computed", "context", "end_step",
+        "first_ns", "generated", "index", "joined", "known", "last_ns", "names", "output", "preemptions",
+        "prompt", "queued_ns", "rank", "scheduled_ns", "shared", "span", "ticket", "token_ticks", "used_ns",
+        "waited_ns")  # fmt: skip
 
     def __init__(
         self, index: int, prompt: int, output: int, arrival_ns: int, names: tuple[int, ...] = (), span: int = 1
@@ -54,7 +31,7 @@ class Sequence:
         self.generated = 0
         self.cached_len = 0  # prompt tokens that a prefix cache saved
         self.blocks = 0  # held when it joined the decoding, or while it is prefilled
-        self.shared: list[int] = []  # names among them
+        self.shared = NO_NAMES  # names among them
         self.context = 0  # cached tokens when it joined
         self.joined = 0  # the replica's decode step count then
         self.end_step = 0  # and when its last token comes
@@ -71,5 +48,5 @@ class Sequence:
         """Its machine is gone: prompt and tokens so far are to be computed elsewhere."""
         self.known = self.prompt + self.generated
         self.computed = self.blocks = self.cached_len = 0
-        self.shared = []
+        self.shared = NO_NAMES
         self.queued_ns = self.rank = -1

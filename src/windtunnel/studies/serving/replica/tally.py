@@ -11,17 +11,8 @@ GAP_SHIFT = 23  # gaps are told apart by 2^23 ticks = 8.2 us
 class Tally:
     """Sums over steps. `gap_counts`: tokens by the gap before them, in units of 2^GAP_SHIFT ticks."""
 
-    __slots__ = (
-        "block_ticks",
-        "busy_ticks",
-        "events",
-        "gap_counts",
-        "preemptions",
-        "sequence_ticks",
-        "steps",
-        "timeline",
-        "tokens",
-    )
+    __slots__ = ("block_ticks", "busy_ticks", "events", "gap_counts", "preemptions", "sequence_ticks",
+        "steps", "timeline", "tokens")  # fmt: skip
 
     def __init__(self) -> None:
         self.busy_ticks = 0

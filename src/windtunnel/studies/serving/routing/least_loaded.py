@@ -7,7 +7,6 @@ from typing import final
 
 from windtunnel.studies.serving.loop import Server
 from windtunnel.studies.serving.replica.sequence import Sequence
-from windtunnel.studies.serving.routing.traits import Traits
 
 
 @final
@@ -30,6 +29,3 @@ class LeastLoaded:
             if tokens < fewest:
                 best, fewest = place, tokens
         return best
-
-
-ROUTER = Traits(LeastLoaded)

@@ -7,7 +7,6 @@ from typing import final
 
 from windtunnel.studies.serving.loop import Server
 from windtunnel.studies.serving.replica.sequence import Sequence
-from windtunnel.studies.serving.routing.traits import Traits
 
 
 @final
@@ -28,6 +27,3 @@ class PrefixAware:
                 if blocks > best_known or (blocks == best_known and load < best_load):
                     best, best_known, best_load = place, blocks, load
         return best
-
-
-ROUTER = Traits(PrefixAware, looks_into_caches=True)

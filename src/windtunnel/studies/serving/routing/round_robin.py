@@ -7,7 +7,6 @@ from typing import final
 
 from windtunnel.studies.serving.loop import Server
 from windtunnel.studies.serving.replica.sequence import Sequence
-from windtunnel.studies.serving.routing.traits import Traits
 
 
 @final
@@ -23,6 +22,3 @@ class RoundRobin:
         """Index of a replica."""
         self._next = (self._next + 1) % len(servers)
         return self._next
-
-
-ROUTER = Traits(RoundRobin)

@@ -72,7 +72,7 @@ class SharedPool:
         self._gpus = {name: group.gpus[0][1] for name, group in pool.groups.items()}  # to place on
         self._starting: set[int] = set()  # numbers of instances
         self._clients = [client_of(model.workload) for model in pool.models]
-        self._routers = [ROUTERS[model.router].make() for model in pool.models]
+        self._routers = [ROUTERS[model.router]() for model in pool.models]
         self._scalers = [None if model.scaling is None else Scaler(model.scaling) for model in pool.models]
         self._homeless: list[deque[Sequence]] = [deque() for _ in pool.models]
         self._names = [

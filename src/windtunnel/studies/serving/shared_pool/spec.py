@@ -31,7 +31,7 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions import read_part
 from windtunnel.questions.about import OneOf, part
-from windtunnel.questions.asked.serve.parts import AsRecorded, Closed, Lengths, Open, Trace, check_load
+from windtunnel.questions.asked.serve.parts import ClosedLoad, Lengths, OpenLoad, Trace, TraceTimes, check_load
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, pools_in_words
@@ -57,7 +57,7 @@ class RequestStream:
     """Requests, and how they come."""
 
     requests: Annotated[Lengths | Trace, OneOf()]
-    load: Annotated[Open | Closed | AsRecorded, OneOf()] = field(default_factory=AsRecorded)
+    load: Annotated[OpenLoad | ClosedLoad | TraceTimes, OneOf()] = field(default_factory=TraceTimes)
 
 
 @dataclass(frozen=True, slots=True)

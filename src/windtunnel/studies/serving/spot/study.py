@@ -286,12 +286,8 @@ def _requests(workload: Workload) -> tuple[list[float], int, int, tuple[str, ...
     """(arrivals in seconds, prompt, output, what to mind): batches here have one length."""
     if workload.arrival_ns is None or workload.concurrency is not None:
         raise SpecError("concurrency", workload.concurrency, "spot machines are played in an open loop: give --rate")
-    prompts, outputs = workload.input_tokens, workload.output_tokens
-    prompt, output = max(1, round(float(prompts.mean()))), max(1, round(float(outputs.mean())))
-    one_length = int(prompts.min()) == int(prompts.max()) and int(outputs.min()) == int(outputs.max())
-    note = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
-    notes = workload.notes if one_length else (*workload.notes, note)
-    return [float(at) * 1e-9 for at in workload.arrival_ns], prompt, output, notes
+    prompt, output, notes = workload.at_means()
+    return [float(at) * 1e-9 for at in workload.arrival_ns], prompt, output, (*workload.notes, *notes)
 
 
 def _check(cluster: Cluster, deployment: Deployment, there: Availability, notice_s: float, price: float | None) -> None:

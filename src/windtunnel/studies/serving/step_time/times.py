@@ -112,6 +112,10 @@ class StepTimes:
         return self.prices.decode_surface(1 + drafted) if drafted else self._surface
 
     @cached_property
+    def _stages(self) -> int:
+        return self.prices.stages
+
+    @cached_property
     def _contexts(self) -> tuple[float, ...]:
         return self.prices.decode_nodes()[1]
 
@@ -142,7 +146,7 @@ class StepTimes:
 
         `finishing`: chunks that end their prompt, so that their sequence gets its first token.
         """
-        stages, ranks, profile = self.prices.stages, self.ranks, self.profile
+        stages, ranks, profile = self._stages, self.ranks, self.profile
         batches = ranks * stages
         fresh = 0
         attention = 0.0
@@ -279,7 +283,7 @@ class StepTimes:
         `sequences` of one attention rank. In a pipeline the host walks over all of them for each micro-batch, while
         others run; what a micro-batch itself waits for it is its own.
         """
-        profile, stages = self.profile, self.prices.stages
+        profile, stages = self.profile, self._stages
         host = profile.step_s + profile.sequence_s * sequences
         hidden = profile.asynchronous and (profile.drafting_overlaps or not self.speculative[0])
         if stages > 1 and not profile.pipeline_hides_host:

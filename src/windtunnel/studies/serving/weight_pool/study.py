@@ -88,8 +88,7 @@ def read_weight_pool(path: Path) -> WeightPool:
         raise SpecError("workload.zipf", exponent, "give 0 (all models alike) to 10")
     seed = whole(load_body.get("seed", 0), "workload.seed", 0, 10_000_000)
     load = workload_of(load_body, "workload", path.parent)
-    prompt, output = (max(1, round(float(array.mean()))) for array in (load.input_tokens, load.output_tokens))
-    one_length = all(int(array.min()) == int(array.max()) for array in (load.input_tokens, load.output_tokens))
+    prompt, output, notes = load.at_means()
     models: list[SmallModel] = []
     priced: list[Model] = []
     sources: dict[str, None] = {}
@@ -106,11 +105,10 @@ def read_weight_pool(path: Path) -> WeightPool:
         for copy in range(copies):
             label = name if copies == 1 else f"{name}-{copy}"
             models.append(SmallModel(label, engine.memory.weights, seconds, parts))
-    note = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
     return WeightPool(
         cluster, servers, hour, tuple(models), load, (prompt, output),
         tuple(zipf(len(models), exponent, len(load), seed)), _systems(document.get("systems", list(SYSTEMS))),
-        tuple(sources), (*notes_of(*priced), *(() if one_length else (note,))),
+        tuple(sources), (*notes_of(*priced), *notes),
     )  # fmt: skip
 
 

@@ -120,6 +120,15 @@ class Workload:
             f"must divide the prefix blocks of {self.prefix_block} tokens, or be divided by them",
         )
 
+    def at_means(self) -> tuple[int, int, tuple[str, ...]]:
+        """(prompt, output, what to mind) where every request is played with the mean lengths."""
+        both = self.input_tokens, self.output_tokens
+        prompt, output = (max(1, round(float(array.mean()))) for array in both)
+        if all(int(array.min()) == int(array.max()) for array in both):
+            return prompt, output, ()
+        note = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
+        return prompt, output, (note,)
+
     def load(self) -> Load:
         """What it is, in a few numbers."""
         rate = None
