@@ -74,7 +74,7 @@ class LlamaAttention(nn.Module):
         """[sequences, tokens, hidden] -> the same."""
         by_head = (branch(x).unflatten(-1, (-1, HIDDEN // 8)).transpose(1, 2) for branch in self.branches)
         context: torch.Tensor = nn.functional.scaled_dot_product_attention(*by_head, is_causal=True)
-        return self.out(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(context.transpose(1, 2).flatten(2))
 
 
 class SwiGlu(nn.Module):
@@ -86,7 +86,7 @@ class SwiGlu(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[sequences, tokens, hidden] -> the same."""
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
 class LlamaLayer(nn.Module):

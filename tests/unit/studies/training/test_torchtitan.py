@@ -25,7 +25,7 @@ def step_s(model: Any = QWEN, cluster: str = "h100-sxm:8", **plan: Any) -> float
 
 def test_a_host_that_dispatches_dtensors_sets_the_pace_of_few_tokens() -> None:
     """Four exchanges of a layer forward and four back, each with what DTensor dispatches around it, and launches."""
-    few = {"seq_len": 256, "global_batch": 1, "micro_batch": 1}
+    few: dict[str, Any] = {"seq_len": 256, "global_batch": 1, "micro_batch": 1}
     eager, compiled = (step_s(**few, compile=on) for on in (False, True))
     extra = 4 * 8 * training_costs("hopper").dtensor_s
     assert eager > extra > 0.5 * (eager - compiled)
