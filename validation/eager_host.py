@@ -1,15 +1,19 @@
 """What the host takes to run an eager transformer layer, forward and backward, per kernel as the model counts them.
 
-    python validation/eager_host.py
+    python validation/eager_host.py              plain modules
+    python validation/eager_host.py --dtensor    a layer of Llama among four tensor-parallel ranks, beside plain modules
 
 A layer of GPT as Megatron-DeepSpeed has it (biases, dropout, attention as plain products) on tensors so small that only
 Python, PyTorch's dispatcher and autograd take time. Needs torch; a CPU will do. The times are of this host and of this
-PyTorch; a CUDA launch (about 5 us) stands in the place of a tiny kernel. The smallest of many runs counts.
+PyTorch; a CUDA launch (about 5 us) stands in the place of a tiny kernel. The smallest of many runs counts. DTensor's
+collectives are those of a fake process group, which does nothing: what is left is its dispatch.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,8 +62,94 @@ class Layer(nn.Module):
         return x + nn.functional.dropout(out + self.bias, 0.1, self.training)
 
 
+class LlamaAttention(nn.Module):
+    """Queries, keys and values in three products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(3))
+        self.out = nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[sequences, tokens, hidden] -> the same."""
+        by_head = (branch(x).unflatten(-1, (-1, HIDDEN // 8)).transpose(1, 2) for branch in self.branches)
+        context: torch.Tensor = nn.functional.scaled_dot_product_attention(*by_head, is_causal=True)
+        return self.out(context.transpose(1, 2).flatten(2))
+
+
+class SwiGlu(nn.Module):
+    """Gate and up in two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[sequences, tokens, hidden] -> the same."""
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class LlamaLayer(nn.Module):
+    """torchtitan's block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList((nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)))
+        self.attention, self.feed_forward = LlamaAttention(), SwiGlu()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[sequences, tokens, hidden] -> the same."""
+        x = x + self.attention(self.norms[0](x))
+        return x + self.feed_forward(self.norms[1](x))
+
+
+def sharded(layers: Sequence[nn.Module]) -> None:
+    """Divide them among four ranks as torchtitan does: sequence-parallel norms, columns, rows."""
+    from torch.distributed import init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, parallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    mesh = init_device_mesh("cpu", (4,))
+    rows = parallel.RowwiseParallel(output_layouts=Shard(1))
+    gathered = parallel.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    plan: dict[str, Any] = {f"norms.{number}": parallel.SequenceParallel() for number in range(2)}
+    columns = [*(f"attention.branches.{number}" for number in range(3)), "feed_forward.gate", "feed_forward.up"]
+    plan |= dict.fromkeys(columns, parallel.ColwiseParallel())
+    plan |= {"attention": gathered, "attention.out": rows, "feed_forward": gathered, "feed_forward.down": rows}
+    for layer in layers:
+        parallel.parallelize_module(layer, mesh, plan)
+
+
+def layer_s(layers: Sequence[nn.Module], x: torch.Tensor) -> tuple[float, float]:
+    """Seconds a layer, forward and backward."""
+    model, times = nn.Sequential(*layers), []
+    for _ in range(RUNS):
+        begun = time.thread_time()
+        loss = model(x).sum()
+        between = time.thread_time()
+        loss.backward()
+        times.append((between - begun, time.thread_time() - between))
+    return min(one for one, _ in times) / len(layers), min(other for _, other in times) / len(layers)
+
+
+def dtensor() -> None:
+    """Print what DTensor adds to plain modules for each of a layer's four exchanges forward and four back."""
+    torch.set_num_threads(1)
+    plain, divided = ([LlamaLayer() for _ in range(LAYERS)] for _ in range(2))
+    alone = layer_s(plain, torch.randn(1, TOKENS, HIDDEN, requires_grad=True))
+    sharded(divided)
+    among = layer_s(divided, torch.randn(1, TOKENS // 4, HIDDEN, requires_grad=True))
+    for name, one, other in zip(("forward", "backward"), alone, among, strict=True):
+        print(f"us a layer {name}: plain {one * 1e6:.0f}, DTensor {other * 1e6:.0f}")
+    print(f"us an exchange: {1e6 * (sum(among) - sum(alone)) / 8:.0f}")
+
+
 def main() -> None:
     """Measure and print."""
+    if "--dtensor" in sys.argv:
+        return dtensor()
     torch.set_num_threads(1)
     model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
     x = torch.randn(TOKENS, 1, HIDDEN, requires_grad=True)

@@ -68,6 +68,8 @@ class TrainingCosts:
     # Of its host, for each member of the group, by framework and by what crosses scale-up domains: `pp`, the messages
     # of a pipeline; `tp`, the group itself.
     late_member_s: Mapping[str, Mapping[str, float]]
+    # Of its host for each exchange where DTensor runs eagerly; what it dispatches between two is in it.
+    dtensor_s: float
     # Where the host reads from the GPU, by framework: the GPU is idle until what follows is launched.
     read_s: Mapping[str, float]
     # Of an adapter's products in the backward pass, for each token: their inner dimension is all tokens, on few SMs.
@@ -125,6 +127,7 @@ class Software:
     gradient_dtype: str = ""  # of bf16 parameters; "": as the framework has it
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
+    gathers_heads: bool = False  # whether tensor-parallel ranks gather all heads for norms of queries and keys
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
     chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
     # Whether experts' own kernels fetch rows from other ranks, in their order, quantise and weigh them, and write them

@@ -111,6 +111,7 @@ class Shard:
     chained_passes: float = 10.0  # of experts' activations with bias, clamp and gate over those of plain SwiGLU
     low_precision_dispatch: bool = False  # tokens go to their experts in fp8
     activation_input_bytes: int = 0  # per element, kept in another format than it has; 0 = as it is
+    gathers_heads: bool = False  # all tensor-parallel ranks gather, norm and turn all heads of queries and keys
     fused_mla: bool = True  # latent attention's rotary embedding and concatenation in one kernel
     loss: str = ""  # Megatron's own cross-entropy, over fp32 logits: "eager" op by op, or "compiled"; "": one kernel
     fused_groups: bool = True  # attention of fewer heads for keys and values has a fused kernel

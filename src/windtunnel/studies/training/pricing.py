@@ -126,6 +126,8 @@ class Pricer:
         across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
         late_s = sum(value for what, value in host.late_member_s.get(plan.framework, {}).items() if across[what])
         self.tp_launch_s = self.collective_launch_s + plan.tp * late_s / speed
+        if layout.habits.copies_exchanges and not (plan.compile or plan.cuda_graphs):
+            self.tp_launch_s += host.dtensor_s / speed
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:
             self.launch_s = host.compiled_launch_s
@@ -314,7 +316,7 @@ class Pricer:
             shared = self.training.sustained.shared
             if transfer.group in ("dp", "edp", "replica") and shared != 1.0 and tier(group) == "scale_up":
                 price = price.fitted(shared, self._sigma["exposed"])
-            if transfer.group == "edp":
+            if transfer.group == "edp" and not self.layout.gathers_in_passes:
                 price = self._between_racks(transfer, price)
             if (transfer.kind, transfer.group) == ("all_gather", "tp"):
                 price = price.scaled(self._links_left_idle(group))
@@ -335,7 +337,7 @@ class Pricer:
         return max(1.0, min(link.bandwidth_bytes_per_s, (group.size - 1) * peer) / peer)
 
     def _between_racks(self, transfer: Transfer, price: Price) -> Price:
-        """What replicas of experts exchange while every other group does, over the NICs of those in one rack."""
+        """What replicas of experts exchange once a step, as all other groups do, over the NICs of those in a rack."""
         group, cluster = self.layout.group("edp"), self.layout.cluster
         if tier(group) != "scale_out" or group.per_domain == 1 or cluster.scale_up_domain <= cluster.gpus_per_node:
             return price

@@ -46,6 +46,8 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
         width += _more(attention, model) / shard.tp
         ops.append(linear("qkv", "attention", t, width, h, shard, side="column"))
     query_key = t * (heads + kv_heads) * d
+    everywhere = shard.gathers_heads and attention.qk_norm == "per_head"
+    gathered = shard.tp * query_key if everywhere else query_key
     passes = 0.0
     if attention.position == "rope":
         passes += 2 * w if shard.fused else 10 * w
@@ -61,8 +63,10 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
                 "rope",
                 "attention",
                 "memory",
-                forward_bytes=passes * query_key,
-                backward_bytes=1.5 * passes * query_key,
+                forward_bytes=passes * gathered,
+                backward_bytes=1.5 * passes * gathered,
+                before=Transfer("all_gather", "tp", gathered * w) if everywhere else None,
+                before_backward=Transfer("all_gather", "tp", 2 * t * attention.heads * d * w) if everywhere else None,
                 saved_bytes=saved_bytes,
                 output_bytes=query_key * w,
                 kernels=2 if shard.fused else 8,

@@ -77,6 +77,7 @@ def shard_of(layout: Layout) -> Shard:
         activation_bytes=4 if plan.precision == "fp32" else 2,
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
+        gathers_heads=release.gathers_heads and plan.tp > 1,
         deduplicates=layout.deduplicates,
         weighs_in_experts=release.weighs_in_experts,
         hybrid_dispatch=layout.hybrid_dispatch,

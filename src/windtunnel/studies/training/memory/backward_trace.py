@@ -149,8 +149,10 @@ class BackwardTape:
         elif op.name == "router":
             w.drop(*step.saved_bytes)
         else:
+            # Rows weighed in fp32: their gradient and its product with the rows are as wide as the rows.
+            wide = [w.new(2.0 * op.saved_bytes)] if op.name == "weigh_rows" else []
             out = w.moved(self.now, step.size) if op.name != "softmax" else w.moved(self.now, op.output_bytes)
-            w.drop(*step.saved_bytes)
+            w.drop(*wide, *step.saved_bytes)
             if op.name in READS_NORM:
                 self._add(out)
                 self.now = -1
