@@ -327,7 +327,7 @@ class KnownValues:
 
             try:
                 result = func(*put(args), **{k: put(v) for k, v in kwargs.items() if k != "pin_memory"})
-            except (RuntimeError, TypeError, NotImplementedError, IndexError):
+            except (RuntimeError, TypeError, IndexError):
                 return False
             if (
                 not isinstance(result, torch.Tensor)
@@ -364,12 +364,7 @@ class KnownValues:
                 real_kwargs["device"] = torch.device("cpu")
             try:
                 answer = func(*real_args, **real_kwargs)
-            except (
-                RuntimeError,
-                TypeError,
-                NotImplementedError,
-                IndexError,
-            ):  # a CPU has no such kernel: not known then
+            except (RuntimeError, TypeError, IndexError):  # a CPU has no such kernel: not known then
                 for tensor in written:
                     self.forget(self._number_of(tensor))
                 return
