@@ -93,8 +93,6 @@ class KnownValues:
         self.choices.forget(number)
         self.fills.pop(number, None)
 
-    # ---- values
-
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real CPU tensor with the values of `tensor`; None where they are not known.
 
