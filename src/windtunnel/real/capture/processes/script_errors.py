@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from windtunnel.errors import UserError, WindtunnelError
+from windtunnel.real.capture.installed import installed_folders
 
 _OURS = str(Path(__file__).resolve().parents[3]) + os.sep
 
@@ -89,5 +90,5 @@ def _is_foreign(path: str) -> bool:
 
 @cache
 def _foreign_folders() -> tuple[str, ...]:
-    installed = {os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()}
-    return (*installed, _OURS)
+    python = {os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()}
+    return (*python, *installed_folders(), _OURS)
