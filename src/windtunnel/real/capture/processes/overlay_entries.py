@@ -6,9 +6,8 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
-_lstat: Any = os.lstat  # as it was before anything was replaced
+_lstat = os.lstat  # as it was before anything was replaced
 
 
 def entries_of(places: Iterable[tuple[str, str]]) -> object:

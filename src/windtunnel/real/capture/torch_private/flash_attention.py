@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import SimpleNamespace
-from typing import Any
 
 _INPUTS = ("q", "k", "v")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
@@ -30,13 +29,13 @@ def attention_functions() -> dict[str, Callable[..., object]]:
 
     aten = torch.ops.aten
 
-    def ends(call: Any) -> tuple[object, ...]:
+    def ends(call: SimpleNamespace) -> tuple[object, ...]:
         """Where sequences end, and the longest."""
         if hasattr(call, "cu_seqlens_q"):
             return call.cu_seqlens_q, call.cu_seqlens_k, int(call.max_seqlen_q), int(call.max_seqlen_k)
         return None, None, call.q.shape[1], call.k.shape[1]
 
-    def attend(call: Any, left: int, right: int) -> Sequence[torch.Tensor]:
+    def attend(call: SimpleNamespace, left: int, right: int) -> Sequence[torch.Tensor]:
         window = {"window_size_left": left, "window_size_right": right} if (left, right) != (-1, -1) else {}
         sides = {name: side if side >= 0 else None for name, side in window.items()}
         how = (call.dropout_p, call.causal, False)
@@ -44,14 +43,14 @@ def attention_functions() -> dict[str, Callable[..., object]]:
         out, lse, *_ = aten._flash_attention_forward(*tensors, *ends(call), *how, scale=call.softmax_scale, **sides)
         return out, lse
 
-    def public(call: Any) -> object:
+    def public(call: SimpleNamespace) -> object:
         out, lse = attend(call, *call.window_size)
         return (out, lse, None) if call.return_attn_probs else out
 
-    def forward(call: Any) -> object:
+    def forward(call: SimpleNamespace) -> object:
         return (*attend(call, call.window_size_left, call.window_size_right), None, None)
 
-    def backward(call: Any) -> object:
+    def backward(call: SimpleNamespace) -> object:
         none = call.q.new_empty((0,), dtype=torch.int64)
         tensors = (call.dout, call.q, call.k, call.v, call.out, call.softmax_lse)
         how = (call.dropout_p, call.causal, none, none)
@@ -65,7 +64,7 @@ def attention_functions() -> dict[str, Callable[..., object]]:
     varlen = _signed(public, (*_INPUTS, *_LENGTHS), {**_PUBLIC, "block_table": None})
 
     def varlen_packed(
-        qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *more: Any, **kwargs: Any
+        qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *more: object, **kwargs: object
     ) -> object:
         return varlen(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *more, **kwargs)
 
@@ -86,7 +85,7 @@ def attention_functions() -> dict[str, Callable[..., object]]:
 
 
 def _signed(
-    function: Callable[[Any], object], names: Sequence[str], defaults: Mapping[str, object]
+    function: Callable[[SimpleNamespace], object], names: Sequence[str], defaults: Mapping[str, object]
 ) -> Callable[..., object]:
     """A function of what it is called with, by name, under a signature."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
