@@ -17,7 +17,7 @@ from windtunnel.errors import (
     about_file,
 )
 from windtunnel.faces.cli.app import main
-from windtunnel.real.capture.processes.scheduler import ScriptError
+from windtunnel.real.capture.processes.rank_server import ScriptError
 
 
 @pytest.mark.parametrize(

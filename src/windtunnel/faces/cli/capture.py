@@ -23,7 +23,7 @@ def capture(
 ) -> int:
     """Capture, and print; the exit status is 4 where something was found that would hang or crash the real job."""
     from windtunnel.real.capture.checks import FindingsError
-    from windtunnel.real.capture.processes.scheduler import ScriptError
+    from windtunnel.real.capture.processes.rank_server import ScriptError
     from windtunnel.real.capture.question import answer
 
     try:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.processes.branches import clocks_that_decide, that_decide
+from windtunnel.real.capture.processes.branches import deciding_clocks, deciding_places
 from windtunnel.real.capture.processes.conditions import calls_not_reached, is_joined, ranks_named
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
-from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
+from windtunnel.real.capture.processes.rank_server import ScriptError
+from windtunnel.real.capture.processes.scheduler import Workers
 from windtunnel.real.capture.processes.set_order import numbers_drawn, orders_taken
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
@@ -144,7 +145,6 @@ class Checks:
             self._compared = f"{played} with each other; nothing is known of the others"
             finding = disagreement(book_of_some({rank: read_program(path) for rank, path in files.items()}))
         else:
-            assert self._workers.folder is not None
             draft = self._workers.folder / "draft"
             publish(draft, document, files)
             job = load_job(draft)
@@ -170,7 +170,7 @@ class Checks:
         outcomes = self._workers.outcomes
         first, last = min(outcomes), max(outcomes)
         files = list(outcomes[first].get("files", {}))
-        clocks = clocks_that_decide(files)
+        clocks = deciding_clocks(files)
         ranks_in_source = ranks_named(files, self._launch.world_size) if clocks else ()
         earlier_reads: set[str] = set()
         for rank in sorted(outcomes):
@@ -182,7 +182,9 @@ class Checks:
 
     def _try_other_values(self, rank: int, clocks: Sequence[tuple[str, int]], task: Mapping[str, object]) -> None:
         outcome, log = self._workers.outcomes[rank], self._log(str(rank))
-        deciding = that_decide(list(outcome.get("files", {})), [_split(line) for line in outcome.get("own_reads", ())])
+        deciding = deciding_places(
+            list(outcome.get("files", {})), [_split(line) for line in outcome.get("own_reads", ())]
+        )
         if log is None:
             return
         trials = [(deciding, _own(value, deciding)) for value in (1e-12, math.inf)]
@@ -308,7 +310,6 @@ class Checks:
 
     def _logs(self) -> dict[int, CallLog]:
         folder = self._workers.folder
-        assert folder is not None
         ranks = [path.stem.removeprefix("calls_") for path in folder.glob("calls_*.json")]
         logs = {int(rank): self._log(rank) for rank in ranks if rank.isdigit()}
         return {rank: log for rank, log in sorted(logs.items()) if log is not None}
@@ -319,7 +320,6 @@ class Checks:
 
 def call_log(workers: Workers, rank: str) -> CallLog | None:
     """What a rank of these called."""
-    assert workers.folder is not None
     path = workers.folder / f"calls_{rank}.json"
     return CallLog.from_plain(json.loads(path.read_bytes())) if path.exists() else None
 
@@ -399,7 +399,6 @@ def _mixed_by_order(
 
 
 def _program(workers: Workers, rank: int, key: str) -> RankProgram:
-    assert workers.folder is not None
     path = program_file(workers.folder, rank, key)
     return read_program(path if path.exists() else program_file(workers.folder, rank))
 

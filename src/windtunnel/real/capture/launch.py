@@ -24,7 +24,8 @@ from windtunnel.real.capture.period import Part, Period
 from windtunnel.real.capture.processes.conditions import ranks_named
 from windtunnel.real.capture.processes.leftovers import sweep
 from windtunnel.real.capture.processes.rank_process import EmptyStepError
-from windtunnel.real.capture.processes.scheduler import Outcome, Report, ScriptError, Workers
+from windtunnel.real.capture.processes.rank_server import ScriptError
+from windtunnel.real.capture.processes.scheduler import Outcome, Report, Workers
 from windtunnel.studies.programs.folder import publish, runs_document, table_document
 from windtunnel.studies.programs.program_file import numbers_of, read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference
@@ -210,7 +211,6 @@ def _that_differs(table: Table, workers: Workers) -> int | None:
 
 
 def _not_folded(launch: Launch, workers: Workers, grid: Grid, representative: int, other: int) -> ScriptError:
-    assert workers.folder is not None
     programs = [read_program(workers.folder / f"program_{rank}.jsonl.gz") for rank in (representative, other)]
     difference = first_difference(*programs)
     what = difference.text if difference else "their programs have different digests"

@@ -45,7 +45,6 @@ class Period:
 
     def _of(self, key: Sequence[str]) -> tuple[dict[int, Outcome], dict[int, Path]]:
         folder = self._workers.folder
-        assert folder is not None
         outcomes: dict[int, Outcome] = {}
         files: dict[int, Path] = {}
         for rank, digest in zip(self._kept, key, strict=True):

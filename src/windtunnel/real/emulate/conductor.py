@@ -43,9 +43,11 @@ class Ticket:
 
     __slots__ = ("_ask", "_span", "left", "place", "since")
 
-    def __init__(self, place: int, span: Span | None, ask: Callable[[], Span | None] | None, takes: float) -> None:
+    def __init__(
+        self, place: int, span: Span | None, ask: Callable[[], Span | None] | None, processor_s: float
+    ) -> None:
         self.place, self._span, self._ask = place, span, ask
-        self.left = takes  # seconds of this rank's processor that it still needs
+        self.left = processor_s  # seconds of this rank's processor that it still needs
         self.since = float("-inf")  # until when these were paid for
 
     def span(self) -> Span | None:
@@ -89,8 +91,8 @@ class Conductor:
     jitter: bool = False
     seed: int = 0
     watch: Sequence[int] = ()
-    takes: SecondsOf | None = None  # of the rank's own processor, where a communication shares it with computing
-    queued: SecondsOf | None = None  # once the one before it in its group is done, where that is less than `seconds_of`
+    processor_s_of: SecondsOf | None = None  # what it needs of the rank's own processor, where there is one for both
+    queued_s_of: SecondsOf | None = None  # once the one before it in its group is done, where that is less
     company: Company | None = None  # other real ranks
     steps: deque[ObservedStep] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     alike: int = 0
@@ -145,7 +147,7 @@ class Conductor:
         return spent
 
     def _ticket(self, call: Communication, now: float, place: int) -> Ticket:
-        takes = self.takes(call) if self.takes is not None else 0.0
+        processor_s = self.processor_s_of(call) if self.processor_s_of is not None else 0.0
         replay = self.replay
         if replay is not None and not self._off_plan:
             expected = replay.expected()
@@ -155,12 +157,12 @@ class Conductor:
                 span = replay.span(key)
                 self._tell(place, span)
                 later = None if span is not None else self._later(replay, key, place)
-                return Ticket(place, span, later, takes)
+                return Ticket(place, span, later, processor_s)
             self._off_plan = True
         self.unplanned += replay is not None
         span = self._like_me(call, now)
         self._tell(place, span)
-        return Ticket(place, span, None, takes)
+        return Ticket(place, span, None, processor_s)
 
     def _with_the_real(self, ticket: Ticket, call: Communication, ident: int, shared: Sequence[int]) -> Ticket:
         """It is not done before the other real ranks have come, whatever the replay takes them to do."""
@@ -310,8 +312,8 @@ class Conductor:
             slow=self.slow,
             draw=self._draw if jitter else None,
             messages_meet=self.others is not None or (self.company is not None and self.company.is_whole),
-            takes=self.takes,
-            queued=self.queued,
+            processor_s_of=self.processor_s_of,
+            queued_s_of=self.queued_s_of,
             others=self.company if real is not None else None,
         )
 
@@ -343,9 +345,9 @@ class Conductor:
     def _like_me(self, call: Communication, now: float) -> Span:
         seconds = self.seconds_of(call)
         channel = (call.group, call.kind if call.is_message else "", call.peer if call.is_message else -1)
-        queued = min(seconds, self.queued(call)) if self.queued is not None else seconds
+        queued_s = min(seconds, self.queued_s_of(call)) if self.queued_s_of is not None else seconds
         free = self._free.get(channel, float("-inf"))
-        due = self._free[channel] = max(now + seconds, free + queued)
+        due = self._free[channel] = max(now + seconds, free + queued_s)
         return Span(max(now, free), due)
 
 

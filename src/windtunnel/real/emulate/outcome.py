@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def error_document(error: BaseException) -> dict[str, object]:
     """What the parent says of an error: message, place in the script, traceback."""
-    from windtunnel.real.capture.processes.rank_process import place_in_script, traceback_of_script
+    from windtunnel.real.capture.processes.script_errors import place_in_script, traceback_of_script
 
     place = place_in_script(error.__traceback__)
     text = " ".join(str(error).split()) or type(error).__name__

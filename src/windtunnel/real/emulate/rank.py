@@ -256,8 +256,8 @@ def _conductor(task: Task, launch: Launch, *, on_cpu: bool = False) -> Conductor
     return Conductor(
         task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
-        takes=seconds_beside_on(cluster) if on_cpu and _one_core(cluster) else None,
-        queued=seconds_on(cluster, queued=True), company=company,
+        processor_s_of=seconds_beside_on(cluster) if on_cpu and _one_core(cluster) else None,
+        queued_s_of=seconds_on(cluster, queued=True), company=company,
     )  # fmt: skip
 
 

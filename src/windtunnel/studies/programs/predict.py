@@ -180,10 +180,7 @@ def between_steps_s(cluster: Cluster, pricer: OpPricer, framework: str) -> float
 
 
 def captured_memory(
-    priced: PricedJob,
-    now: Replayed[CapturedGraph],
-    *,
-    settings: AllocatorSettings = AllocatorSettings(),
+    priced: PricedJob, now: Replayed[CapturedGraph], *, settings: AllocatorSettings = AllocatorSettings()
 ) -> list[tuple[StageMemory, CapturedMemory]]:
     """Memory of each captured program on the ranks that run it."""
     on_cpu, cluster = priced.pricer.on_cpu, priced.places.cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.real.capture.processes import conditions
-from windtunnel.real.capture.processes.branches import branches_on, clocks_that_decide
+from windtunnel.real.capture.processes.branches import branches_on, deciding_clocks
 from windtunnel.real.capture.processes.conditions import (
     Loop,
     calls_not_reached,
@@ -154,10 +154,10 @@ def test_a_clock_that_decides_by_itself(tmp_path: Path) -> None:
         "last = time.time()\nif time.time() - last > 600: save()\nbegun = time.perf_counter()\n"
         "print(time.perf_counter() - begun)\n"
     )
-    assert clocks_that_decide([str(path)]) == [(str(path), 1), (str(path), 2)]
+    assert deciding_clocks([str(path)]) == [(str(path), 1), (str(path), 2)]
     agreed = tmp_path / "agreed.py"
     agreed.write_text("late = torch.tensor(time.time() > end)\naccelerator.reduce(late)\nif late: save()\n")
-    assert clocks_that_decide([str(agreed)]) == []
+    assert deciding_clocks([str(agreed)]) == []
 
 
 HELPER = "def agree(late):\n    flag = torch.tensor(late)\n    dist.all_reduce(flag)\n    return flag.item()\n"
@@ -182,7 +182,7 @@ def test_a_clock_whose_verdict_is_exchanged_decides_for_all(source: str, is_agre
     path.write_text(source)
     helper.write_text(HELPER)
     places = [] if is_agreed else [(str(path), 1)]
-    assert clocks_that_decide([str(path), str(helper)]) == places
+    assert deciding_clocks([str(path), str(helper)]) == places
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.real.capture.processes.branches import that_decide
+from windtunnel.real.capture.processes.branches import deciding_places
 from windtunnel.real.capture.processes.conditions import tree_of
 
 HEAD = """
@@ -226,4 +226,4 @@ def test_a_value_decides_until_it_has_been_exchanged(source: str, decides: bool,
     helper.write_text(HELPER)
     line = next(number for number, text in enumerate(source.splitlines(), 1) if "loss.item()" in text)
     place = (str(path), line)
-    assert that_decide([str(path), str(helper)], [place]) == ([place] if decides else [])
+    assert deciding_places([str(path), str(helper)], [place]) == ([place] if decides else [])

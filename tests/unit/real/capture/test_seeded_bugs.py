@@ -17,7 +17,7 @@ from small_models import rank_of
 
 from windtunnel.real.capture.checks import first_call_that_differs
 from windtunnel.real.capture.fake_tensors.control_flow import Answers
-from windtunnel.real.capture.processes.branches import that_decide
+from windtunnel.real.capture.processes.branches import deciding_places
 from windtunnel.real.capture.recorder.recorder import Recorder
 from windtunnel.studies.programs.rank_classes.agreement import book_of, deadlock, disagreement
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallLog, Finding, compare
@@ -62,7 +62,7 @@ def findings(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list
         ranks = tuple(race.ranks[0] for race in races)
         found.append(Finding(races[0].kind, ranks, races[0].group, races[0].line, races[0].text, CORRUPT))
     reads = [(name, int(line)) for name, _, line in (read.rpartition(":") for read in recorders[0].own_reads)]
-    deciding = that_decide([str(path)], reads)
+    deciding = deciding_places([str(path)], reads)
     for value in (1e-12, math.inf) if deciding and not found else ():
         other, ended = played(path, 0, value, [f"{name}:{line}" for name, line in deciding])
         if ended and first_call_that_differs(logs[0], other.journal.log(), ends=True):

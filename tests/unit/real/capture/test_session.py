@@ -1,7 +1,7 @@
 """What is told of a script that raised."""
 
 from windtunnel.errors import UserError
-from windtunnel.real.capture.processes.rank_process import traceback_of_script
+from windtunnel.real.capture.processes.script_errors import traceback_of_script
 from windtunnel.real.emulate.clock.compute_time import ComputeTime
 
 

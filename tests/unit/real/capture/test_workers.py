@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from windtunnel.process import processes
-from windtunnel.real.capture.processes import scheduler
+from windtunnel.real.capture.processes import rank_server, scheduler
 from windtunnel.real.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, sweep
-from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
+from windtunnel.real.capture.processes.rank_server import ScriptError
+from windtunnel.real.capture.processes.scheduler import Workers
 
 HERE = Path(__file__).parent
 SETTINGS = {"load": ["json"], "player": "rank_players:play"}
@@ -104,7 +105,6 @@ def test_a_helper_that_is_asked_for_later_goes_on_where_it_stands(players: Path)
     with Workers(SETTINGS, cores=2) as workers:
         workers.run([0], does, helpers_end=True)
         if 1 not in workers.outcomes:  # it may be at its end already
-            assert workers.folder is not None
             before = (workers.folder / "pid_1").read_text()
             workers.run([1], does, helpers_end=True)
             assert (workers.folder / "pid_1").read_text() == before
@@ -116,7 +116,6 @@ def test_a_helper_that_is_asked_for_later_goes_on_where_it_stands(players: Path)
 
 
 def ticks(workers: Workers, rank: int) -> int:
-    assert workers.folder is not None
     path = workers.folder / f"ticks_{rank}"
     return len(path.read_text()) if path.exists() else 0
 
@@ -195,17 +194,17 @@ def test_a_module_that_cannot_be_imported_is_a_users_error() -> None:
 
 def test_a_lost_fork_server_is_an_error_and_leaves_nothing() -> None:
     with Workers(SETTINGS) as workers:
-        assert workers._process is not None
+        assert workers._server is not None
         folder = workers.folder
-        os.kill(workers._process.pid, signal.SIGKILL)
+        os.kill(workers._server.pid, signal.SIGKILL)
         with pytest.raises(ScriptError, match="ended"):
             workers.run([0], {"does": {"0": "sleep:5"}})
-    assert folder is not None
     assert not folder.exists()
 
 
 SCRIPT = """
 import sys
+from windtunnel.real.capture.processes.rank_server import ScriptError
 from windtunnel.real.capture.processes.scheduler import Workers
 with Workers({"load": ["json"], "player": "rank_players:play"}) as workers:
     workers.run(range(6), {"does": {"*": "workers sleep:0.05", "0": "wait:5", "5": "workers send:0"}})
@@ -280,7 +279,7 @@ def _is_a_fork_server_of(pid: int, temporary: Path) -> bool:
 
 
 def test_what_a_fork_server_died_of_is_said(monkeypatch: pytest.MonkeyPatch, players: Path) -> None:
-    monkeypatch.setattr(scheduler, "folder_of_this_process", lambda prefix: players / "none" / "x")
+    monkeypatch.setattr(rank_server, "folder_of_this_process", lambda prefix: players / "none" / "x")
     with pytest.raises(ScriptError, match=r"FileNotFoundError: .*none/x"), Workers(SETTINGS):
         pass
 

@@ -129,7 +129,7 @@ def test_blocking_that_leaves_no_mark_is_told_by_processor_time() -> None:
     [(2.0, 0.5, 3.5), (0.2, 0.5, 1.7), (0.0, 0.5, 1.5), (0.1, 0.2, 1.5), (0.3, 0.2, 1.5), (2.0, 0.2, 3.2)],
 )
 def test_the_real_rank_shares_its_processor_as_its_peers_do(beside: float, takes: float, ends: float) -> None:
-    made = Conductor(0, 2, lambda call: 0.5, range(2), takes=lambda call: takes)
+    made = Conductor(0, 2, lambda call: 0.5, range(2), processor_s_of=lambda call: takes)
     now = 10.0
     for number in range(12):
         begun = now
@@ -158,7 +158,7 @@ def test_the_real_rank_shares_its_processor_as_its_peers_do(beside: float, takes
     ],
 )
 def test_in_a_queue_the_real_rank_shares_its_processor_as_its_peers_do(between: float, ends: float) -> None:
-    made = Conductor(0, 2, lambda call: 0.5, range(2), takes=lambda call: 0.2, queued=lambda call: 0.3)
+    made = Conductor(0, 2, lambda call: 0.5, range(2), processor_s_of=lambda call: 0.2, queued_s_of=lambda call: 0.3)
     now, sequence = 10.0, 0
     for _ in range(12):
         begun = now

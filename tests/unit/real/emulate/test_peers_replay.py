@@ -176,7 +176,7 @@ def test_two_groups_of_one_shape_are_two_streams() -> None:
 def test_a_communication_that_takes_the_processor_slows_what_is_computed_beside_it(beside: float, ends: float) -> None:
     """0.5 s of both share one core: half each while both go on. Never more than one after the other."""
     one = program([collective(range(2), 0)], "b0 w0", [1.0, beside, 0.0])
-    replay = Replay([(one, range(2))], 2, seconds_of, takes=seconds_of)
+    replay = Replay([(one, range(2))], 2, seconds_of, processor_s_of=seconds_of)
     replay.run(1)
     assert replay.cohorts[0].step_ends[0].tolist() == pytest.approx([ends] * 2)
 
@@ -185,6 +185,6 @@ def test_a_communication_that_takes_the_processor_slows_what_is_computed_beside_
 def test_what_is_waiting_of_a_communication_is_hidden_by_computing(beside: float, adds: float) -> None:
     """Of 0.5 s it takes the processor for 0.2: it adds the rest of the 0.5, and never less than the 0.2."""
     one = program([collective(range(2), 0)], "b0 w0", [1.0, beside, 0.0])
-    replay = Replay([(one, range(2))], 2, seconds_of, takes=lambda call: 0.2)
+    replay = Replay([(one, range(2))], 2, seconds_of, processor_s_of=lambda call: 0.2)
     replay.run(1)
     assert replay.cohorts[0].step_ends[0].tolist() == pytest.approx([1.0 + beside + adds] * 2)

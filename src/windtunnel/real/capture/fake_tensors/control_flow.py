@@ -32,6 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.real.capture.installed import installed_folders
+
 if TYPE_CHECKING:
     import torch
 
@@ -94,21 +96,17 @@ def is_script(path: str) -> bool:
 
 
 @functools.cache
-def _roots() -> tuple[list[str], str]:
-    """Folders of installed packages, and Python's own: asking for them takes longer than all else about a file."""
-    installed, python = ("purelib", "platlib"), sysconfig.get_path("stdlib")
-    return [os.path.realpath(sysconfig.get_path(word)) + os.sep for word in installed], os.path.realpath(
-        python
-    ) + os.sep
+def _python() -> str:
+    """The folder of Python's own modules: asking for it takes longer than all else about a file."""
+    return os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 
 
 @functools.cache
 def _frame_of(path: str) -> tuple[bool, bool, str]:
     """Of a file: whether it is no part of Python, PyTorch or us; whether it is no installed package; its short name."""
-    installed, python = _roots()
     real = os.path.realpath(path)
-    package = next((word for word in installed if real.startswith(word)), None)
-    outside = is_script(path) and not path.startswith("<") and (package is not None or not real.startswith(python))
+    package = next((folder for folder in installed_folders() if real.startswith(folder)), None)
+    outside = is_script(path) and not path.startswith("<") and (package is not None or not real.startswith(_python()))
     if package is not None:
         return outside, False, real.removeprefix(package)
     here = os.getcwd() + os.sep

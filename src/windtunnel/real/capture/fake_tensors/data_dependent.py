@@ -240,7 +240,7 @@ class Reader:
         if value is not None:
             with compat.outside_modes():
                 return int(torch.count_nonzero(value))
-        share = self.values.shares.get(self._recorder.ledger.number(mask), self._answers.true_share)
+        share = self.values.choices.shares.get(self._recorder.ledger.number(mask), self._answers.true_share)
         return round(share * int(mask.numel()))
 
     def _outputs(
@@ -261,14 +261,16 @@ class Reader:
             return self._indexed(args)
         if short == "bincount":
             least = kwargs.get("minlength", next((a for a in args[1:] if isinstance(a, int)), 0))
-            n = size or max(least, self.values.choices.get(self._recorder.ledger.number(first), 1))
+            n = size or max(least, self.values.choices.widths.get(self._recorder.ledger.number(first), 1))
             dtype = inputs[1].dtype if len(inputs) > 1 else torch.int64
             return self._empty((n,), dtype=dtype, device=first.device), n
         if short == "repeat_interleave":
             if size is None:
                 size = kwargs.get("output_size") or first.numel() * self._answers.integer
             return self._empty((size,), **long), size
-        n = size or min(first.numel(), self.values.choices.get(self._recorder.ledger.number(first), first.numel()))
+        n = size or min(
+            first.numel(), self.values.choices.widths.get(self._recorder.ledger.number(first), first.numel())
+        )
         dims = next((a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), None)
         if short in ("unique_dim",) or (short == "unique_consecutive" and dims is not None):
             dim = dims or 0

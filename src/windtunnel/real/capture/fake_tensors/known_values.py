@@ -1,4 +1,4 @@
-"""Small tensors whose values are known although their likes hold no data, and masks of which a known share is true.
+"""Small tensors whose values are known although their likes hold no data.
 
 Known: what was made from Python numbers, and what follows from known tensors by arithmetic: those ops are simply
 done, on real CPU tensors beside the fake ones. A storage is known as a whole, so views of it are too; communications
@@ -9,9 +9,6 @@ one more where it does not divide).
 Uniform: a large tensor whose elements are all one number is known by that number, through elementwise ops, reductions
 and communications. That unknown numbers are finite is known in this way: `isnan(x)` is false everywhere. What Python
 was told of an unknown number stays so for good, and its neighbours in the storage are the same.
-
-Shares: an index out of E (from `topk`, `argmax`, `sort` over E entries) hits a given one in 1/E of the cases, so a mask
-`index == e` is true in 1/E of its entries, a one-hot of width E likewise, ranges and conjunctions follow.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from windtunnel.real.capture.fake_tensors.choices import Choices
 from windtunnel.real.capture.torch_private import factories as plain
 
 if TYPE_CHECKING:
@@ -41,16 +39,7 @@ _FILLED_WITH = {  # what a new tensor is full of; None: its argument after the s
 _COMPUTED = ("arange", "scalar_tensor", "eye", "linspace")
 _MAKERS = frozenset((*_FILLED_WITH, *_COMPUTED))
 _COUNTS = frozenset(("bincount", "histc", "sum", "scatter_add_", "scatter_add"))
-_SCATTERS = frozenset(("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
 _FILLS = frozenset(("fill_", "zero_"))
-_CHOICES = frozenset(("topk", "argmax", "argmin", "max", "min", "sort", "argsort"))
-_CARRIES = frozenset(
-    (
-        *("clone", "_to_copy", "gather", "index", "index_select", "cat", "stack", "sort", "repeat", "flip", "copy_"),
-        *("argsort", "all_to_all_single", "wait_tensor", "all_gather_into_tensor", "contiguous", "roll", "transpose"),
-        "repeat_interleave",
-    )
-)
 _RANDOM = frozenset(
     ("bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "multinomial", "randperm", "rand", "randn", "randint")
 )
@@ -94,19 +83,15 @@ class KnownValues:
         self._integer = integer
         self.values: dict[int, torch.Tensor] = {}  # storage -> its bytes, as a real CPU tensor
         self.assumed: set[int] = set()  # of these, those that rest on even routing
-        self.choices: dict[int, int] = {}  # storage of indices -> out of how many
-        self.shares: dict[int, float] = {}  # storage of a mask -> share that is true
+        self.choices = Choices(number_of)
         self.fills: dict[int, float] = {}  # storage too large to be kept, every element of which is this number
 
     def forget(self, number: int) -> None:
         """The storage is gone, or was written with something unknown."""
         self.values.pop(number, None)
         self.assumed.discard(number)
-        self.choices.pop(number, None)
-        self.shares.pop(number, None)
+        self.choices.forget(number)
         self.fills.pop(number, None)
-
-    # ---- values
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real CPU tensor with the values of `tensor`; None where they are not known.
@@ -184,14 +169,6 @@ class KnownValues:
             with self._outside():
                 self.hold(tensor, real)
 
-    def moved(self, sources: Sequence[torch.Tensor], brought: Sequence[torch.Tensor]) -> None:
-        """Peers sent what is like `sources`: choices out of as many, masks of which as large a share is true."""
-        for table in (self.choices, self.shares):
-            like = next((table[n] for t in sources if (n := self._number_of(t)) in table), None)
-            if like is not None:
-                for tensor in brought:
-                    table[self._number_of(tensor)] = like  # type: ignore[assignment]
-
     # ---- ops
 
     def follow_op(
@@ -227,8 +204,7 @@ class KnownValues:
             self._follow(_Ran(func, short, args, kwargs, inputs, outputs, written), count)
         if short in _CHECKS and not count:
             self._checked(short, args, inputs, outputs)
-        if self.choices or self.shares or short in _CHOICES or short in _SCATTERS:
-            self._carry_choices(_Ran(func, short, args, kwargs, inputs, outputs, written))
+        self.choices.follow_op(short, args, kwargs, inputs, outputs, written)
 
     def _from_numbers(
         self, func: OpOverload, short: str, args: Arguments, kwargs: Keywords, output: torch.Tensor
@@ -267,9 +243,9 @@ class KnownValues:
         elif count == len(inputs) and short not in _RANDOM and _small(outputs) and _small(inputs):
             assumed = any(self._number_of(t) in self.assumed for t in inputs)
             self._compute(func, args, kwargs, outputs, written, assumed)
-        elif count == len(inputs) and self._uniform(ran):
-            pass
-        elif short != "_amp_foreach_non_finite_check_and_unscale_":
+        elif (
+            not (count == len(inputs) and self._uniform(ran)) and short != "_amp_foreach_non_finite_check_and_unscale_"
+        ):
             for tensor in written:
                 self.forget(self._number_of(tensor))
 
@@ -327,13 +303,11 @@ class KnownValues:
 
             try:
                 result = func(*put(args), **{k: put(v) for k, v in kwargs.items() if k != "pin_memory"})
-            except (RuntimeError, TypeError, NotImplementedError, IndexError):
+            except (RuntimeError, TypeError, IndexError):
                 return False
-            if (
-                not isinstance(result, torch.Tensor)
-                or not result.numel()
-                or not bool((result == result.reshape(-1)[0]).all())
-            ):
+            if not isinstance(result, torch.Tensor) or not result.numel():
+                return False
+            if not bool((result == result.reshape(-1)[0]).all()):
                 return False
             value = result.reshape(-1)[0].item()
         if name in _ADDED_UP:
@@ -364,12 +338,7 @@ class KnownValues:
                 real_kwargs["device"] = torch.device("cpu")
             try:
                 answer = func(*real_args, **real_kwargs)
-            except (
-                RuntimeError,
-                TypeError,
-                NotImplementedError,
-                IndexError,
-            ):  # a CPU has no such kernel: not known then
+            except (RuntimeError, TypeError, IndexError):  # a CPU has no such kernel: not known then
                 for tensor in written:
                     self.forget(self._number_of(tensor))
                 return
@@ -412,7 +381,7 @@ class KnownValues:
         if not 0 < outputs[0].numel() <= LIMIT:
             return False
         if short == "sum":
-            share = self.shares.get(self._number_of(first))
+            share = self.choices.shares.get(self._number_of(first))
             if share is None:
                 return False
             counted = total // outputs[0].numel()
@@ -429,7 +398,10 @@ class KnownValues:
         before, each = self._same(target, whole=True), self._same(source)
         if dim not in (0, -1) or target.dim() != 1 or index.dim() != 1 or before is None or each is None:
             return False
-        if self.choices.get(self._number_of(index)) != target.numel() or not float(each * index.numel()).is_integer():
+        if (
+            self.choices.widths.get(self._number_of(index)) != target.numel()
+            or not float(each * index.numel()).is_integer()
+        ):
             return False
         with self._outside():
             counts = _split(round(each * index.numel()), target.numel(), target.dtype)
@@ -454,49 +426,6 @@ class KnownValues:
                 value = _split(round(total), tensor.numel(), tensor.dtype).view(tuple(tensor.shape))
             self.hold(tensor, value, assumed=True)
 
-    def _carry_choices(self, ran: _Ran) -> None:
-        _, short, args, kwargs, inputs, outputs, written = ran
-        if short in _CHOICES and not _is_index(inputs[0]):
-            dim = next((a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), -1)
-            dim = -1 if short == "topk" and len(args) < 3 else (args[2] if short == "topk" else dim)
-            width = inputs[0].shape[kwargs.get("dim", dim)] if inputs[0].dim() and _is_dim(inputs[0], dim) else 0
-            for tensor in outputs:
-                if _is_index(tensor) and width:
-                    self.choices[self._number_of(tensor)] = int(width)
-            return
-        if short in _SCATTERS and len(args) > 2 and isinstance(args[2], torch.Tensor) and isinstance(args[1], int):
-            target, width = (written or outputs or inputs)[0], inputs[0].shape[args[1]]
-            self.shares[self._number_of(target)] = min(1.0, args[2].shape[args[1]] / max(1, width))
-            return
-        if not (self.choices or self.shares):
-            return
-        if short in ("eq", "ne", "lt", "le", "gt", "ge") and len(args) > 1:
-            self._compared(short, args, inputs, outputs)
-        elif short in ("bitwise_and", "logical_and", "bitwise_and_", "logical_and_"):
-            shares = [self.shares.get(self._number_of(t)) for t in inputs]
-            if None not in shares:
-                self.shares[self._number_of(outputs[0])] = max(0.0, sum(s or 0.0 for s in shares) - len(shares) + 1)
-        elif short in _CARRIES:
-            source = inputs[1] if short == "copy_" and len(inputs) > 1 else inputs[0]
-            number = self._number_of(source)
-            for tensor in outputs or written:
-                if number in self.choices and _is_index(tensor):
-                    self.choices[self._number_of(tensor)] = self.choices[number]
-                if number in self.shares:
-                    self.shares[self._number_of(tensor)] = self.shares[number]
-
-    def _compared(self, short: str, args: Arguments, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        width = next((w for t in inputs if (w := self.choices.get(self._number_of(t)))), None)
-        if width is None or not outputs:
-            return
-        bound = args[1] if isinstance(args[1], int) else None
-        share = {"eq": 1 / width, "ne": 1 - 1 / width}.get(short)
-        if share is None and bound is not None:
-            below = min(1.0, max(0.0, (bound + (short in ("le", "gt"))) / width))
-            share = below if short in ("lt", "le") else 1 - below
-        if share is not None:
-            self.shares[self._number_of(outputs[0])] = share
-
 
 def _leaves(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -509,14 +438,6 @@ def _small(tensors: Sequence[torch.Tensor]) -> bool:
 def _is_control(tensor: torch.Tensor) -> bool:
     """Few numbers, or integers: not the zeros that a norm's gradient starts from."""
     return bool(tensor.numel() <= 16 or (tensor.numel() <= CREATED and not tensor.dtype.is_floating_point))
-
-
-def _is_index(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.int64, torch.int32)
-
-
-def _is_dim(tensor: torch.Tensor, dim: int) -> bool:
-    return bool(-tensor.dim() <= dim < tensor.dim())
 
 
 def _fills(tensor: torch.Tensor) -> bool:

@@ -22,7 +22,7 @@ def branches_on(path: str, line: int) -> bool:
     return _Source(path, _Exchanges()).flow(line).is_tested
 
 
-def that_decide(
+def deciding_places(
     paths: Sequence[str], places: Sequence[tuple[str, int]], branches: tuple[type[ast.AST], ...] = _BRANCHES
 ) -> list[tuple[str, int]]:
     """Those (path, line) on which a branch hangs that no exchange comes before: `if agree(loss > 9)` does not."""
@@ -31,7 +31,7 @@ def that_decide(
     return [(path, line) for path, line in places if sources[path].flow(line, branches).is_tested]
 
 
-def clocks_that_decide(paths: Sequence[str]) -> list[tuple[str, int]]:
+def deciding_clocks(paths: Sequence[str]) -> list[tuple[str, int]]:
     """(path, line) of each look at a clock on which a branch hangs, and that no exchange is given."""
     names = {prefix + name + unit for prefix in ("", "time.") for name in _CLOCKS for unit in ("", "_ns")}
     ends = {name.rpartition(".")[2] for name in (*names, *_DATES)}
@@ -43,10 +43,10 @@ def clocks_that_decide(paths: Sequence[str]) -> list[tuple[str, int]]:
         and _called(node) in ends  # first: to write an expression out takes longer
         and ((not node.args and ast.unparse(node.func) in names) or ast.unparse(node.func).endswith(_DATES))
     ]
-    return that_decide(paths, places, (ast.If, ast.While))  # `a if late else b`: a number
+    return deciding_places(paths, places, (ast.If, ast.While))  # `a if late else b`: a number
 
 
-def unagreed(paths: Sequence[str], places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+def places_never_exchanged(paths: Sequence[str], places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Those (path, line) of which nothing that is made there is broadcast to all ranks, or exchanged as an object."""
     exchanges = _Exchanges.of(paths, _AGREEMENTS)
     sources = {path: _Source(path, exchanges) for path, _ in places}
@@ -88,7 +88,7 @@ class _Exchanges:
         }
         return cls(words, frozenset(wrappers), frozenset(names), frozenset(meeting))
 
-    def meet_in(self, node: ast.AST) -> bool:
+    def is_meeting(self, node: ast.AST) -> bool:
         """Whether ranks wait for each other in a call."""
         if not isinstance(node, ast.Call):
             return False
@@ -196,7 +196,7 @@ class _Source:
         for node in self._nodes:
             if not isinstance(node, ast.If):
                 continue
-            if any(exchanges.meet_in(part) for of in (*node.body, *node.orelse) for part in ast.walk(of)):
+            if any(exchanges.is_meeting(part) for of in (*node.body, *node.orelse) for part in ast.walk(of)):
                 continue
             value, source = self._value(node.test), self._scopes.place(node)
             set_here = [(part, name) for of in node.body for part in ast.walk(of) for name in _set_by(part)]
@@ -226,7 +226,7 @@ class _Source:
             if isinstance(value.node, ast.Compare | ast.BoolOp) and name not in self._exchanges.names:
                 tested.append((value, place))
         return _Flow(
-            any(value.is_at(line) or own.stand_in(value, place) for value, place in tested),
+            any(value.is_at(line) or own.reads_own(value, place) for value, place in tested),
             any(_is_at(part, line) or _names_in(part) & names for part, _ in self._taken),
         )
 
@@ -293,12 +293,12 @@ class _OwnReads:
                     step.value.is_given_at(line) or (step.value.exchanged | step.value.names) & self._agreed
                 ):
                     self._agreements.setdefault(step.name, []).append(step.target or step.source)
-            more = {step for step in steps if step.value.is_at(line) or self.stand_in(step.value, step.source)}
+            more = {step for step in steps if step.value.is_at(line) or self.reads_own(step.value, step.source)}
             if more <= self._own:
                 return
             self._own |= more
 
-    def stand_in(self, value: _Value, place: _Place) -> bool:
+    def reads_own(self, value: _Value, place: _Place) -> bool:
         """Whether an expression reads such a name."""
         return any(self._is_own(name, place) for name in value.names & self._names)
 

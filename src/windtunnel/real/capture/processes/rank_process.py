@@ -15,24 +15,28 @@ import os
 import random
 import signal
 import sys
-import sysconfig
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import UserError, WindtunnelError
+from windtunnel.errors import UserError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.clock import quicken_clock
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.real.capture.processes.files_of_others import WRITER, FilesOfOthers, files_of_others
 from windtunnel.real.capture.processes.other_threads import come_to_rest
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
+from windtunnel.real.capture.processes.script_errors import (
+    error_document,
+    missing_package,
+    place_in_script,
+    write_place,
+)
 from windtunnel.real.capture.processes.steps import Steps
 from windtunnel.real.capture.processes.write_overlay import folders_made, short_place_for_sockets, writes_aside
 from windtunnel.real.capture.replacements import Replacements
@@ -51,7 +55,6 @@ if TYPE_CHECKING:
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
 ASIDE = "aside"  # in place of the rank's number: of a rank that is run again under another task
-_OURS = str(Path(__file__).resolve().parents[3]) + os.sep
 
 
 class StepTaken(BaseException):
@@ -68,7 +71,7 @@ def play(task: Mapping[str, Any]) -> int:
 
     def say_where(_number: int, frame: FrameType | None) -> None:
         played.write_calls(folder / f"calls_{rank}.json", is_partial=not played.is_over)
-        _say_where(folder / f"where_{rank}", frame)
+        write_place(folder / f"where_{rank}", frame)
 
     signal.signal(signal.SIGUSR1, say_where)
     random.seed(f"rank {rank}")  # a fork draws its own; so does each rank here, and whenever it is run again the same
@@ -84,8 +87,8 @@ def play(task: Mapping[str, Any]) -> int:
         outcome = {"status": "ok", **summary(programs[facts["main"]], facts["digest"]), **facts}
     except BaseException as error:  # whatever a script can do
         what = {"ended": isinstance(error, NoStepError), "contradicts": isinstance(error, WorldError)}
-        outcome = {"status": "error", **what, **_error_document(error), "line": place_in_script(error.__traceback__)}
-        outcome["missing"] = _missing_package(error)
+        outcome = {"status": "error", **what, **error_document(error), "line": place_in_script(error.__traceback__)}
+        outcome["missing"] = missing_package(error)
     outcome |= played.facts()
     ended = bool(outcome.get("ended"))
     cut_short = outcome["status"] != "ok" and not ended  # what it would have called is not known
@@ -367,88 +370,6 @@ def run_script(launch: Launch) -> None:
     else:
         sys.path.insert(0, str(Path(launch.target).resolve().parent))
         runpy.run_path(launch.target, run_name="__main__")
-
-
-# What went wrong, and where
-
-
-def _missing_package(error: BaseException) -> str:
-    """The package that the script cannot do without, where there is a stand-in for it."""
-    if "torch" not in sys.modules:
-        return ""
-    from windtunnel.real.capture.torch_private.stand_ins import stand_in_for
-
-    return stand_in_for(error)
-
-
-def _error_document(error: BaseException) -> dict[str, str]:
-    details = traceback_of_script(error)
-    where = place_in_script(error.__traceback__)
-    at = f"{where}: " if where else ""
-    if isinstance(error, SystemExit):  # what it said of that is in its log; a trace would only say where
-        status = 0 if error.code is None else error.code
-        text = f"the script ended itself (exit status {status}) before the wanted step"
-        return {"message": f"{at}{text}", "details": ""}
-    if isinstance(error, TimeoutError):
-        return {"message": f"{at}{error}", "details": details}
-    if isinstance(error, UserError):
-        return {"message": f"{at}{error}", "details": details}
-    name = type(error).__name__
-    text = " ".join(str(error).split()) or "no message"
-    text = text if len(text) < 600 else text[:600] + " ..."
-    if isinstance(error, WindtunnelError):
-        return {"message": f"{at}{text}", "details": details}
-    return {"message": f"{at}{name}: {text}; the traceback is above: does it run under torchrun?", "details": details}
-
-
-def traceback_of_script(error: BaseException) -> str:
-    """As Python would print it without windtunnel's frames; nothing for what windtunnel says in one line."""
-    if isinstance(error, UserError):
-        return ""
-    report = traceback.TracebackException.from_exception(error)
-    pending: list[traceback.TracebackException | None] = [report]
-    while pending:
-        exception = pending.pop()
-        if exception is not None:
-            theirs = [frame for frame in exception.stack if not _is_ours(frame.filename)]
-            exception.stack = traceback.StackSummary.from_list(theirs or list(exception.stack))
-            pending += [exception.__cause__, exception.__context__]
-    return "".join(report.format())
-
-
-def _is_ours(path: str) -> bool:
-    """No part of what the script did: windtunnel, and what starts a script."""
-    return path == "<frozen runpy>" or os.path.realpath(path).startswith(_OURS)
-
-
-def place_in_script(trace: TracebackType | None) -> str:
-    """`train.py:42`, the innermost line that is neither windtunnel's nor of an installed package."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
-    return _innermost(frames)
-
-
-def _say_where(path: Path, frame: FrameType | None) -> None:
-    """On SIGUSR1: the launcher asks where this rank is."""
-    frames = [(caller.f_code.co_filename, line) for caller, line in traceback.walk_stack(frame)]
-    path.write_text(_innermost(frames[::-1]))
-
-
-def _innermost(frames: list[tuple[str, int]]) -> str:
-    for name, line in reversed(frames):
-        if not _is_foreign(name):
-            return f"{os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name}:{line}"
-    return ""
-
-
-def _is_foreign(path: str) -> bool:
-    """Of Python, of an installed package, or of windtunnel itself."""
-    return path.startswith("<") or os.path.realpath(path).startswith(_foreign_folders())
-
-
-@cache
-def _foreign_folders() -> tuple[str, ...]:
-    installed = {os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()}
-    return (*installed, _OURS)
 
 
 def resources_used() -> tuple[float, int]:

@@ -16,11 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,17 +26,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from windtunnel.errors import UserError
-from windtunnel.process import dying_with_parent, interrupts_later, signals_after_a_fork, state_of
-from windtunnel.real.capture.processes import file_mailbox, fork_server
-from windtunnel.real.capture.processes.leftovers import (
-    CAPTURE_PREFIX,
-    FOLDER_VARIABLE,
-    Keeper,
-    end_all,
-    folder_of_this_process,
-    remove,
-)
+from windtunnel.process import state_of
+from windtunnel.real.capture.processes import file_mailbox
+from windtunnel.real.capture.processes.rank_server import RankServer, ScriptError, death_of
 from windtunnel.studies.programs.rank_classes.findings import CRASH, Finding
 
 START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
@@ -48,21 +36,9 @@ STUCK_S = 2.0  # all ranks wait for each other for so long: they always will
 _COMPUTES = 0.1  # of that time on a core: a main thread that works, where another of its threads waits
 MOST_KEPT = 8  # helpers that stand still between two runs: each takes memory
 _LOOK_S = 0.02
-_END_S = 10.0
 
 Outcome = Mapping[str, Any]
 Report = Callable[[int, int, str], None]  # ranks done, ranks known to be needed, what is going on
-
-
-class ScriptError(UserError):
-    """The script cannot be captured: it raised, hangs, or does what is not supported. `details`: its traceback.
-
-    `finding`: what that says about the real job. `missing`: a package that it ended for, and that has a stand-in.
-    """
-
-    def __init__(self, message: str, details: str = "", finding: Finding | None = None, *, missing: str = "") -> None:
-        self.details, self.finding, self.missing = details, finding, missing
-        super().__init__(message)
 
 
 @dataclass
@@ -107,49 +83,37 @@ class Workers:
         )
         self.report = report or (lambda done, total, text: None)
         self.outcomes: dict[int, Outcome] = {}
-        self.folder: Path | None = None
-        self._place: Path | None = None  # where it will be
-        self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; it has no name
-        self._keeper: Keeper | None = None
+        self._folder: Path | None = None
+        self._server: RankServer | None = None
         self._running: dict[int, _Running] = {}
         self._kept: dict[int, _Running] = {}  # helpers of earlier runs of this task, standing still
         self._task: Mapping[str, object] = {}
-        self._pending = b""
         self._blocked_since: float | None = None
         self._blocked_cpu_s: dict[int, float] = {}
         self._steps: dict[int, int] = {}  # of each that was called up: how far it is from who did so
 
+    @property
+    def folder(self) -> Path:
+        """Where ranks leave what became of them."""
+        assert self._folder is not None
+        return self._folder
+
     def __enter__(self) -> Workers:
-        place = self._place = folder_of_this_process(CAPTURE_PREFIX)
-        threads = os.environ.get("OMP_NUM_THREADS", "1")
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, FOLDER_VARIABLE: str(place)}
-        if self._hash_seed:
-            environment["PYTHONHASHSEED"] = self._hash_seed
+        self._server = RankServer()
         try:
-            with signals_after_a_fork():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", fork_server.__name__],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                    start_new_session=True,
-                    preexec_fn=dying_with_parent(signal.SIGTERM),  # while it loads PyTorch it hears nothing else
-                    env=environment,
-                )
-            self._keeper = Keeper(place)
-            self._say({**self.settings, "folder": str(place)})
-            loading = _Running(self._process.pid)
-            while self.folder is None:
+            self._server.start(self._hash_seed)
+            self._server.say({**self.settings, "folder": str(self._server.place)})
+            loading = _Running(self._server.pid)
+            while self._folder is None:
                 self.report(0, 1, "loading PyTorch")
-                for answer in self._answers(0.2):
+                for answer in self._server.answers(0.2):
                     if "failed" in answer:
                         raise ScriptError(
                             f"this needs PyTorch, and importing {answer['module'] or 'it'} fails: {answer['failed']};"
                             " install windtunnel[torch], or run windtunnel in the script's environment"
                         )
-                    self.folder = Path(answer["ready"])
-                if self.folder is None and loading.seconds_spent(time.monotonic()) > START_S:
+                    self._folder = Path(answer["ready"])
+                if self._folder is None and loading.seconds_spent(time.monotonic()) > START_S:
                     raise ScriptError(f"importing PyTorch takes more than {START_S:.0f} s here; try again")
         except BaseException:
             self.close()
@@ -171,8 +135,9 @@ class Workers:
             self._running, self._kept, self._task = self._kept, {}, task
             self._end_helpers()
         queue = deque(rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes)
-        needed = len(queue)
-        wanted = set(queue)
+        needed, wanted = len(queue), set(queue)
+        server = self._server
+        assert server is not None
         self._steps.clear()
         while queue or self._running:
             if helpers_end and wanted <= self.outcomes.keys():
@@ -191,12 +156,12 @@ class Workers:
                 if rank in self._kept:
                     self._running[rank] = replace(self._kept.pop(rank), looked=time.monotonic())
                 else:
-                    self._say({**task, "rank": rank})
+                    server.say({**task, "rank": rank})
                     self._running[rank] = _Running(ahead=ahead is not None)
                 waiting.pop(rank, None)
             done = needed - len(queue) - len(self._running)
             self.report(done, needed, f"{len(self._running)} running")
-            for answer in self._answers(_LOOK_S):
+            for answer in server.answers(_LOOK_S):
                 if "started" in answer:
                     self._running[answer["started"]].pid = answer["pid"]
                 elif "ended" in answer:
@@ -225,25 +190,8 @@ class Workers:
 
     def close(self) -> None:
         """End everything. An interrupt meanwhile waits until that is done."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert self._place is not None
-        with interrupts_later():
-            with suppress(OSError):
-                assert process.stdin is not None
-                process.stdin.close()
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            end_all(self._place, [process.pid])
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-            self._errors.close()
-            remove(self._place)
-            if self._keeper is not None:
-                self._keeper.close()
+        if self._server is not None:
+            self._server.close()
 
     def _keep_helpers(self) -> None:
         """Have some stand still, and end the others."""
@@ -260,8 +208,9 @@ class Workers:
             if helper.pid:  # else it is only being started, see below
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(helper.pid, signal.SIGKILL)
+        assert self._server is not None
         while self._running:
-            for answer in self._answers(_LOOK_S):
+            for answer in self._server.answers(_LOOK_S):
                 if "ended" in answer:
                     self._running.pop(answer["ended"], None)
                     self._kept.pop(answer["ended"], None)
@@ -316,11 +265,9 @@ class Workers:
     # What the ranks do
 
     def _wait_of(self, rank: int) -> str | None:
-        assert self.folder is not None
         return file_mailbox.waits(self.folder, rank)
 
     def _main_waits(self, rank: int) -> bool:
-        assert self.folder is not None
         return file_mailbox.waits(self.folder, rank, main=True) is not None
 
     def _call_up(self, rank: int, key: str, queue: deque[int]) -> int:
@@ -353,17 +300,14 @@ class Workers:
         """
         barriers = [key for key in keys if key.startswith(file_mailbox.BARRIER)]
         for key in barriers:
-            assert self.folder is not None
             file_mailbox.post(self.folder, key, b"")
         return bool(barriers)
 
     def _let_go(self, ranks: Iterable[int]) -> bool:
         """Have those end that only a thread beside their main one keeps from it; whether there are any."""
-        assert self.folder is not None
         return sum(file_mailbox.let_go(self.folder, rank) for rank in ranks) > 0
 
     def _take(self, rank: int, status: int) -> None:
-        assert self.folder is not None
         self._running.pop(rank, None)
         self._kept.pop(rank, None)
         self._blocked_since = None
@@ -371,7 +315,7 @@ class Workers:
         try:
             outcome = json.loads(path.read_bytes())
         except FileNotFoundError:
-            outcome = {"status": "died", "message": _death(status)}
+            outcome = {"status": "died", "message": death_of(status)}
         self.outcomes[rank] = outcome
         if outcome["status"] != "ok":
             details, missing = outcome.get("details") or self._log(rank), outcome.get("missing", "")
@@ -438,7 +382,6 @@ class Workers:
 
     def _where(self, rank: int) -> str:
         """Where in the script a rank is now: it writes that down when it is sent SIGUSR1."""
-        assert self.folder is not None
         pid = self._running[rank].pid if rank in self._running else 0
         place = self.folder / f"where_{rank}"
         if pid:
@@ -453,49 +396,7 @@ class Workers:
         return ""
 
     def _log(self, rank: int, lines: int = 25) -> str:
-        assert self.folder is not None
         with suppress(FileNotFoundError):
             text = (self.folder / f"rank_{rank}.log").read_text(errors="replace")
             return "\n".join(text.splitlines()[-lines:])
         return ""
-
-    # The fork server
-
-    def _say(self, line: Mapping[str, object]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(line).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            self._lost()
-
-    def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        out = self._process.stdout.fileno()
-        if not select.select([out], [], [], timeout_s)[0]:
-            return []
-        chunk = os.read(out, 1 << 16)
-        if not chunk:
-            self._lost()
-        *lines, self._pending = (self._pending + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def _lost(self) -> None:
-        assert self._process is not None
-        assert self._place is not None
-        end_all(self._place, [self._process.pid])
-        status = self._process.wait()
-        self._errors.seek(0)
-        text = self._errors.read().decode(errors="replace").strip()
-        reason = text.splitlines()[-1] if text else _death(status)
-        raise ScriptError(f"the process that runs the script's ranks ended: {reason}", text)
-
-
-def _death(status: int) -> str:
-    if status < 0:
-        name = signal.Signals(-status).name
-        memory = "; the machine may be out of memory: play fewer ranks at a time (--jobs 1)" if status == -9 else ""
-        return f"was ended by {name}{memory}"
-    return f"ended with status {status} and no word"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from windtunnel.real.capture.processes.branches import branches_on, unagreed
+from windtunnel.real.capture.processes.branches import branches_on, places_never_exchanged
 from windtunnel.real.capture.processes.conditions import tree_of
 
 _GENERATORS = ("np.random.", "numpy.random.")
@@ -37,7 +37,7 @@ _UNORDERED = (
 def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
     """Lines of files (path -> short name) that take the order of a set, or a hash: (short name, line)."""
     places = [(path, line) for path in paths for line in _lines_of(path)]
-    return [(paths[path], line) for path, line in unagreed(list(paths), places)]
+    return [(paths[path], line) for path, line in places_never_exchanged(list(paths), places)]
 
 
 def numbers_drawn(paths: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -55,7 +55,7 @@ def numbers_drawn(paths: Mapping[str, str]) -> list[tuple[str, int]]:
         return []
     places = [(path, node.lineno) for path, node, name in calls if name.startswith(_GENERATORS)]
     deciding = [(path, line) for path, line in places if branches_on(path, line)]
-    return [(paths[path], line) for path, line in unagreed(list(paths), deciding)]
+    return [(paths[path], line) for path, line in places_never_exchanged(list(paths), deciding)]
 
 
 def _is_seeding(call: ast.Call, name: str, own: set[str]) -> bool:

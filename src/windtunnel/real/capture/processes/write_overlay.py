@@ -31,6 +31,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from windtunnel.real.capture.processes.overlay_entries import entries_of
 from windtunnel.real.capture.replacements import Replacements
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -50,59 +51,6 @@ _replace: Callable[..., None] = os.replace
 def _error(number: int, path: object) -> OSError:
     """Of the class that Python raises for this number."""
     return OSError(number, os.strerror(number), str(path))
-
-
-class _Entry:
-    """What `os.scandir` yields, of a folder that lies in two places."""
-
-    def __init__(self, path: str, real: str) -> None:
-        self.path, self.name, self._real = path, os.path.basename(path), real
-
-    def __fspath__(self) -> str:
-        return self.path
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path) if follow_symlinks else _lstat(self._real)
-
-    def inode(self) -> int:
-        return self.stat(follow_symlinks=False).st_ino
-
-    def _is(self, kind: Callable[[int], bool], follow_symlinks: bool) -> bool:
-        with suppress(OSError):
-            return kind(self.stat(follow_symlinks=follow_symlinks).st_mode)
-        return False
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_ISDIR, follow_symlinks)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_ISREG, follow_symlinks)
-
-    def is_symlink(self) -> bool:
-        return self._is(stat.S_ISLNK, False)
-
-    def is_junction(self) -> bool:
-        return False
-
-
-class _Entries:
-    def __init__(self, entries: list[_Entry]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[_Entry]:
-        return self._entries
-
-    def __next__(self) -> _Entry:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class _Overlay:
@@ -474,7 +422,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         if not over.follows(path) or isinstance(path, bytes):
             return real["scandir"](path)
         whole = [os.path.join(os.fspath(path), name) for name in over.names(path)]
-        return _Entries([_Entry(word, over.to_read(word, False)) for word in whole])
+        return entries_of((word, over.to_read(word, False)) for word in whole)
 
     real["symlink_at"] = lambda target, source, *more, **keywords: _symlink(source, target, *more, **keywords)
     for module in (builtins, io):

@@ -171,7 +171,7 @@ class Exchanges:
             writer[n] = index
             ledger.categories.setdefault(n, "communication")
         if any(call is not None and call.kind in _MOVES for call in calls):
-            recorder.reader.values.moved(inputs, filled)
+            recorder.reader.values.choices.moved(inputs, filled)
         if facts.name.startswith("_c10d_functional"):
             for tensor in outputs:
                 self._of_storage[ledger.number(tensor)] = index

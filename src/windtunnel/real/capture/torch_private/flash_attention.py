@@ -1,18 +1,26 @@
 """flash-attn 2's functions, each recorded as PyTorch's own flash attention, which is the same kernel.
 
-Signatures are the package's own (2.8), the private ones that ring attention calls among them.
+Signatures are the package's own (2.8), the private ones that ring attention calls, and looks at, among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from types import SimpleNamespace
 
-if TYPE_CHECKING:
-    import torch
-
-Pair = tuple[int, int]
-Ends = tuple["torch.Tensor | None", "torch.Tensor | None"]
+_INPUTS = ("q", "k", "v")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+_SCALES = ("dropout_p", "softmax_scale", "causal")
+_WINDOW = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
+_PUBLIC = {
+    **{"dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0},
+    **{"alibi_slopes": None, "deterministic": False, "return_attn_probs": False},
+}
+_FORWARD = {**_WINDOW, "return_softmax": False}
+_PAGES = {"block_table": None, "leftpad_k": None, "seqused_k": None}
+_GRADIENTS = ("dout", *_INPUTS, "out", "softmax_lse", "dq", "dk", "dv")
+_BACKWARD = {**_WINDOW, "deterministic": False, "rng_state": None}
 
 
 def attention_functions() -> dict[str, Callable[..., object]]:
@@ -21,197 +29,73 @@ def attention_functions() -> dict[str, Callable[..., object]]:
 
     aten = torch.ops.aten
 
-    def window(of: Pair) -> dict[str, int | None]:
-        left, right = of
-        return {"window_size_left": left if left >= 0 else None, "window_size_right": right if right >= 0 else None}
+    def ends(call: SimpleNamespace) -> tuple[object, ...]:
+        """Where sequences end, and the longest."""
+        if hasattr(call, "cu_seqlens_q"):
+            return call.cu_seqlens_q, call.cu_seqlens_k, int(call.max_seqlen_q), int(call.max_seqlen_k)
+        return None, None, call.q.shape[1], call.k.shape[1]
 
-    def attend(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu: Ends,
-        longest: Pair,
-        p: float,
-        scale: float | None,
-        causal: bool,
-        of: Pair,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        more = window(of) if tuple(of) != (-1, -1) else {}
-        out, lse, *_ = aten._flash_attention_forward(q, k, v, *cu, *longest, p, causal, False, scale=scale, **more)
+    def attend(call: SimpleNamespace, left: int, right: int) -> Sequence[torch.Tensor]:
+        window = {"window_size_left": left, "window_size_right": right} if (left, right) != (-1, -1) else {}
+        sides = {name: side if side >= 0 else None for name, side in window.items()}
+        how = (call.dropout_p, call.causal, False)
+        tensors = (call.q, call.k, call.v)
+        out, lse, *_ = aten._flash_attention_forward(*tensors, *ends(call), *how, scale=call.softmax_scale, **sides)
         return out, lse
 
-    def answer(out: torch.Tensor, lse: torch.Tensor, probabilities: bool) -> object:
-        return (out, lse, None) if probabilities else out
+    def public(call: SimpleNamespace) -> object:
+        out, lse = attend(call, *call.window_size)
+        return (out, lse, None) if call.return_attn_probs else out
 
-    def flash_attn_func(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        alibi_slopes: object = None,
-        deterministic: bool = False,
-        return_attn_probs: bool = False,
-    ) -> object:
-        longest = (q.shape[1], k.shape[1])
-        out, lse = attend(q, k, v, (None, None), longest, dropout_p, softmax_scale, causal, window_size)
-        return answer(out, lse, return_attn_probs)
+    def forward(call: SimpleNamespace) -> object:
+        return (*attend(call, call.window_size_left, call.window_size_right), None, None)
 
-    def flash_attn_varlen_func(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        alibi_slopes: object = None,
-        deterministic: bool = False,
-        return_attn_probs: bool = False,
-        block_table: object = None,
-    ) -> object:
-        ends, longest = (cu_seqlens_q, cu_seqlens_k), (int(max_seqlen_q), int(max_seqlen_k))
-        out, lse = attend(q, k, v, ends, longest, dropout_p, softmax_scale, causal, window_size)
-        return answer(out, lse, return_attn_probs)
-
-    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *more: object, **kwargs: Any) -> object:
-        return flash_attn_func(*qkv.unbind(2), *more, **kwargs)
-
-    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **kwargs: Any) -> object:
-        return flash_attn_func(q, *kv.unbind(2), *more, **kwargs)
-
-    def flash_attn_varlen_qkvpacked_func(
-        qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *more: Any, **kwargs: Any
-    ) -> object:
-        ends = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-        q, k, v = qkv.unbind(1)
-        return flash_attn_varlen_func(q, k, v, *ends, *more, **kwargs)
-
-    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **kwargs: Any) -> object:
-        return flash_attn_varlen_func(q, *kv.unbind(1), *more, **kwargs)
-
-    def _flash_attn_forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: object = None,
-        return_softmax: bool = False,
-    ) -> object:
-        of, longest = (window_size_left, window_size_right), (q.shape[1], k.shape[1])
-        out, lse = attend(q, k, v, (None, None), longest, dropout_p, softmax_scale, causal, of)
-        return out, lse, None, None
-
-    def _flash_attn_varlen_forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: object = None,
-        return_softmax: bool = False,
-        block_table: object = None,
-        leftpad_k: object = None,
-        seqused_k: object = None,
-    ) -> object:
-        of, ends, longest = (
-            (window_size_left, window_size_right),
-            (cu_seqlens_q, cu_seqlens_k),
-            (int(max_seqlen_q), int(max_seqlen_k)),
-        )
-        out, lse = attend(q, k, v, ends, longest, dropout_p, softmax_scale, causal, of)
-        return out, lse, None, None
-
-    def back(
-        of: Sequence[torch.Tensor],
-        ends: Ends,
-        longest: Pair,
-        p: float,
-        causal: bool,
-        scale: float,
-        into: Sequence[torch.Tensor | None],
-    ) -> None:
-        dout, q, k, v, out, lse = of
-        none = q.new_empty((0,), dtype=torch.int64)
-        gradients = aten._flash_attention_backward(
-            dout, q, k, v, out, lse, *ends, *longest, p, causal, none, none, scale=scale
-        )
-        for place, value in zip(into, gradients, strict=True):
+    def backward(call: SimpleNamespace) -> object:
+        none = call.q.new_empty((0,), dtype=torch.int64)
+        tensors = (call.dout, call.q, call.k, call.v, call.out, call.softmax_lse)
+        how = (call.dropout_p, call.causal, none, none)
+        gradients = aten._flash_attention_backward(*tensors, *ends(call), *how, scale=call.softmax_scale)
+        for place, value in zip((call.dq, call.dk, call.dv), gradients, strict=True):
             if place is not None:
                 place.copy_(value)
+        return call.softmax_lse
 
-    def _flash_attn_backward(
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        softmax_lse: torch.Tensor,
-        dq: torch.Tensor | None,
-        dk: torch.Tensor | None,
-        dv: torch.Tensor | None,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: object = None,
-        deterministic: bool = False,
-        rng_state: object = None,
+    whole = _signed(public, _INPUTS, _PUBLIC)
+    varlen = _signed(public, (*_INPUTS, *_LENGTHS), {**_PUBLIC, "block_table": None})
+
+    def varlen_packed(
+        qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *more: object, **kwargs: object
     ) -> object:
-        of, longest = (dout, q, k, v, out, softmax_lse), (q.shape[1], k.shape[1])
-        back(of, (None, None), longest, dropout_p, causal, softmax_scale, (dq, dk, dv))
-        return softmax_lse
+        return varlen(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *more, **kwargs)
 
-    def _flash_attn_varlen_backward(
-        dout: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        softmax_lse: torch.Tensor,
-        dq: torch.Tensor | None,
-        dk: torch.Tensor | None,
-        dv: torch.Tensor | None,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        softcap: float = 0.0,
-        alibi_slopes: object = None,
-        deterministic: bool = False,
-        rng_state: object = None,
-        zero_tensors: bool = False,
-    ) -> object:
-        ends, longest = (cu_seqlens_q, cu_seqlens_k), (int(max_seqlen_q), int(max_seqlen_k))
-        back((dout, q, k, v, out, softmax_lse), ends, longest, dropout_p, causal, softmax_scale, (dq, dk, dv))
-        return softmax_lse
+    return {
+        "flash_attn_func": whole,
+        "flash_attn_varlen_func": varlen,
+        "flash_attn_qkvpacked_func": lambda qkv, *more, **kwargs: whole(*qkv.unbind(2), *more, **kwargs),
+        "flash_attn_kvpacked_func": lambda q, kv, *more, **kwargs: whole(q, *kv.unbind(2), *more, **kwargs),
+        "flash_attn_varlen_qkvpacked_func": varlen_packed,
+        "flash_attn_varlen_kvpacked_func": lambda q, kv, *more, **kwargs: varlen(q, *kv.unbind(1), *more, **kwargs),
+        "_flash_attn_forward": _signed(forward, (*_INPUTS, *_SCALES), _FORWARD),
+        "_flash_attn_varlen_forward": _signed(forward, (*_INPUTS, *_LENGTHS, *_SCALES), {**_FORWARD, **_PAGES}),
+        "_flash_attn_backward": _signed(backward, (*_GRADIENTS, *_SCALES), _BACKWARD),
+        "_flash_attn_varlen_backward": _signed(
+            backward, (*_GRADIENTS, *_LENGTHS, *_SCALES), {**_BACKWARD, "zero_tensors": False}
+        ),
+    }
 
-    return {name: value for name, value in locals().items() if name.lstrip("_").startswith("flash_attn")}
+
+def _signed(
+    function: Callable[[SimpleNamespace], object], names: Sequence[str], defaults: Mapping[str, object]
+) -> Callable[..., object]:
+    """A function of what it is called with, by name, under a signature."""
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [Parameter(name, kind) for name in names]
+    signature = Signature([*parameters, *(Parameter(name, kind, default=value) for name, value in defaults.items())])
+
+    def call(*args: object, **kwargs: object) -> object:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return function(SimpleNamespace(**bound.arguments))
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call

@@ -55,8 +55,8 @@ class Replay:
         slow: Mapping[int, float] | None = None,
         draw: Callable[[int, int], Ranks] | None = None,
         messages_meet: bool = True,
-        takes: SecondsOf | None = None,
-        queued: SecondsOf | None = None,
+        processor_s_of: SecondsOf | None = None,
+        queued_s_of: SecondsOf | None = None,
         others: OtherReal | None = None,
     ) -> None:
         """Programs with the ranks that run each; every rank must have one.
@@ -71,18 +71,19 @@ class Replay:
             draw: (ranks, samples) -> which sample each runs in a step; None = the first.
             messages_meet: False where the programs of the ranks that messages go to are not known: the other side
                 then comes when this one does.
-            takes: Seconds of a rank's own processor that a communication needs, where there is one for both: what the
-                rank computes meanwhile takes so much longer. The rest of its time is waiting, which computing hides.
-            queued: How long a communication takes from when the one before it in its group is done, where it waits for
-                that; `seconds_of` by default.
+            processor_s_of: Seconds of a rank's own processor that a communication needs, where there is one for both:
+                what the rank computes meanwhile takes so much longer. The rest of its time is waiting, which
+                computing hides.
+            queued_s_of: How long a communication takes from when the one before it in its group is done, where it waits
+                for that; `seconds_of` by default.
             others: Other real ranks. They, and the real one, then are cohorts of their own: who is like them waits for
                 whom they wait for.
         """
         self.others = others
         alone = {real, *others.ranks} - {None} if others is not None else set()
-        self.queued = queued or seconds_of
+        self.queued_s_of = queued_s_of or seconds_of
         self.world_size, self.seconds_of, self.real = world_size, seconds_of, real
-        self.messages_meet, self.takes = messages_meet, takes
+        self.messages_meet, self.processor_s_of = messages_meet, processor_s_of
         self.draw = draw or (lambda ranks, samples: np.zeros(ranks, dtype=np.int64))
         self._streams: dict[Channel, Times] = {}
         self._meetings: dict[tuple[Channel, int], tuple[Meeting, int]] = {}  # and the step that they are of
@@ -168,12 +169,6 @@ class Replay:
         group = groups[self._place]
         span = Span(float(meeting.start[group]), float(meeting.finish[group]))
         return None if np.isnan(span.finish) else span
-
-    def slowest(self, key: tuple[int, int]) -> float:
-        """When the last member that has come so far came."""
-        assert self._own is not None
-        meeting, groups = self._own.meetings[key]
-        return float(meeting.last_arrival[groups[self._place]])
 
     def _move_own(self, own: Cohort) -> None:
         """Past a wait that the real rank is past: peers that miss a member still go on no earlier than it."""
@@ -287,9 +282,9 @@ class Replay:
         number = cohort.uses[side] = cohort.uses.get(side, -1) + 1
         meeting, _ = self._meetings.setdefault((channel, number), (Meeting(of), cohort.step))
         free_at = self._streams.setdefault(channel, idle(of))
-        meeting.arrive(groups, cohort.clock, self.seconds_of(call), free_at, self.queued(call))
+        meeting.arrive(groups, cohort.clock, self.seconds_of(call), free_at, self.queued_s_of(call))
         cohort.meetings[cohort.step, event.call] = (meeting, groups)
-        if self.takes is not None and (seconds := self.takes(call)) > 0.0:
+        if self.processor_s_of is not None and (seconds := self.processor_s_of(call)) > 0.0:
             nothing = np.zeros(len(cohort.ranks))
             cohort.underway.append(Underway(meeting, groups, nothing + seconds, nothing - np.inf))
         for place, watcher in cohort.watchers.items():
