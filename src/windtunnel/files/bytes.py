@@ -40,12 +40,23 @@ def read_bytes(path: str | os.PathLike[str], remedy: str = READABLE, most: int =
             if not stat.S_ISREG(status.st_mode):
                 raise InputFileError(path, "is a pipe or a device, not a file", remedy)
             # Said before a sparse file of terabytes is read; the size of a file of /proc is 0.
-            content = b"" if status.st_size > most else file.read(most + 1)
+            content = b"" if status.st_size > most else file.read((status.st_size or most) + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         raise InputFileError(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
     if status.st_size > most or len(content) > most:
         raise InputFileError(path, f"is larger than {most // MIB or 1} MiB", remedy)
     return content
+
+
+def first_bytes(path: Path, size: int) -> bytes:
+    """The beginning of a regular file; nothing of what is none, or cannot be read."""
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(size)
+    except OSError:
+        pass
+    return b""
 
 
 def read_text(path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST) -> str:

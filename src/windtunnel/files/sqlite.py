@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import first_bytes
 
 MAGIC = b"SQLite format 3\0"
 ROWS_MOST = 20_000_000
@@ -40,10 +41,7 @@ class Tables:
 
 def is_sqlite(path: Path) -> bool:
     """Whether a regular file begins as SQLite files do."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    return first_bytes(path, len(MAGIC)) == MAGIC
 
 
 @contextmanager

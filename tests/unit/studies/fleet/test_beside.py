@@ -228,7 +228,7 @@ def test_jobs_run_beside_a_service_and_nothing_is_left(tmp_path):
     assert all((tmp_path / "out" / "jobs" / name / "done").read_text() == "yes" for name in names)
     assert run.batch_cpu_s >= 1.2
     assert run.p95_alone_s < 10.0
-    assert not [made for made in root_group().children() if made.name.startswith(beside.PREFIX)]
+    assert f"{beside.PREFIX}{os.getpid()}" not in {made.name for made in root_group().children()}
 
 
 @live
@@ -238,7 +238,7 @@ def test_a_service_that_never_answers_is_one_error_and_its_group_is_gone(tmp_pat
     with pytest.raises(UserError, match="ended with 4"):
         beside.answer_beside(question, tmp_path / "out")
     assert "no" in (tmp_path / "out" / "service" / "log.1").read_text()
-    assert not [made for made in root_group().children() if made.name.startswith(beside.PREFIX)]
+    assert f"{beside.PREFIX}{os.getpid()}" not in {made.name for made in root_group().children()}
 
 
 SLOW = """

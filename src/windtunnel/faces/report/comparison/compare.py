@@ -18,7 +18,7 @@ from windtunnel.faces.report.prediction.categories import label_of
 from windtunnel.faces.report.prediction.spec_words import difference_words, disturbing, flatten, title
 from windtunnel.faces.report.prediction.views import memory_parts
 from windtunnel.faces.report.run_folder import load
-from windtunnel.files.bytes import MIB, READABLE, read_bytes
+from windtunnel.files.bytes import MIB, first_bytes, path_of
 from windtunnel.files.sqlite import is_sqlite
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import Compare, WhatIf
@@ -27,7 +27,6 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.measured_run import MeasuredRun, read_run
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
 from windtunnel.studies.measured_run.traced import read_traced
-from windtunnel.studies.traces.kineto.file import TRACE_BYTES_MOST
 from windtunnel.units import format_bytes
 from windtunnel.views import text as figures
 from windtunnel.views.text import plain
@@ -161,14 +160,12 @@ def _log_of(path: str) -> MeasuredRun | None:
 
 def is_trace(word: str) -> bool:
     """Whether a word names a trace, not a run."""
-    path = Path(word)
+    path = path_of(word)
     if not path.is_file() or path.name == "result.json":
         return False
     if is_sqlite(path) or path.suffix == ".gz":
         return True
-    return path.suffix == ".json" and "traceEvents" in read_bytes(path, READABLE, TRACE_BYTES_MOST)[:MIB].decode(
-        "utf-8", "replace"
-    )
+    return path.suffix == ".json" and b"traceEvents" in first_bytes(path, MIB)
 
 
 def answer_whatif(question: WhatIf) -> Comparison:
