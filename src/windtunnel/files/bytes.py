@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
@@ -50,12 +51,10 @@ def read_bytes(path: str | os.PathLike[str], remedy: str = READABLE, most: int =
 
 def first_bytes(path: Path, size: int) -> bytes:
     """The beginning of a regular file; nothing of what is none, or cannot be read."""
-    try:
+    with suppress(OSError):
         if path.is_file():
             with path.open("rb") as file:
                 return file.read(size)
-    except OSError:
-        pass
     return b""
 
 

@@ -124,6 +124,8 @@ def show_beside(question: FleetBeside, outputs: Outputs, *, out: Logs = Path("fl
     from windtunnel.faces.report.fleet_measured import beside_document
     from windtunnel.studies.fleet.live.beside import answer_beside
 
+    if outputs.report is not None:
+        check_writable(outputs.report)
     with terminated_is_an_end(), working("running beside the service"):
         beside_run = answer_beside(question, out)
     give(question, beside_run, outputs, beside_document(beside_run))

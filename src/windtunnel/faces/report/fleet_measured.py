@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from windtunnel.studies.fleet.jobs.usage import FleetUse, JobUse
 from windtunnel.studies.fleet.live.beside import BesideRun
+from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
     Curve,
@@ -68,10 +69,10 @@ def beside_document(run: BesideRun) -> Document:
 def usage_document(use: FleetUse) -> Document:
     """How much of what jobs held was used, and who held most that was not."""
     figures = [
-        Figure("held", f"{use.gpu_hours:,.1f} GPU-hours", f"by {len(use.jobs):,} measured jobs"),
+        Figure("held", f"{use.gpu_hours:,.1f} GPU-hours", f"by {format_many(len(use.jobs), 'measured job')}"),
         Figure("not used", f"{use.unused_gpu_hours:,.1f} GPU-hours"),
         *([Figure("energy", f"{use.energy_kwh:,.1f} kWh")] if use.energy_kwh is not None else ()),
-        *([Figure("not measured", f"{use.unmeasured:,} job{'s' * (use.unmeasured != 1)}")] if use.unmeasured else ()),
+        *([Figure("not measured", format_many(use.unmeasured, "job"))] if use.unmeasured else ()),
     ]
     first = use.jobs[0]
     share = first.unused_gpu_hours / use.unused_gpu_hours if use.unused_gpu_hours else 0.0

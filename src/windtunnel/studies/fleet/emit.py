@@ -12,6 +12,7 @@ from dataclasses import fields
 from shlex import quote
 
 from windtunnel.errors import SpecError
+from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Association, Cluster, Limits, Partition, Qos
 from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
@@ -27,6 +28,7 @@ def emitted(kind: str, jobs: Jobs, site: Site) -> dict[str, str]:
     if kind == "kueue":
         if not jobs.quotas:
             raise SpecError("--emit", kind, f"{jobs.source} has no ClusterQueues to write")
+        jobs = on_cluster(jobs, site.gpus)
         return {"queues.yaml": queues_text(jobs.quotas, jobs.cohorts)}
     return slurm_files(site.slurm_cluster, site)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.fleet.decision import Policy
-from windtunnel.studies.fleet.jobs.fair_queues import shared_by
+from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import (
@@ -43,7 +43,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
 
     Raises UserError for what cannot be asked.
     """
-    jobs = replace(jobs, cohorts=shared_by(jobs.cohorts, jobs.quotas, site.gpus)) if jobs.cohorts else jobs
+    jobs = on_cluster(jobs, site.gpus)
     if not isinstance(policy, str):
         own = own_of(policy)
         decider = own.make_policy(site, replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts))
@@ -140,7 +140,8 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             drop(np.flatnonzero(unsaid), Reason.SAYS_TOO_LITTLE, "does not say how long it runs")
     if "quota" in traits.needs:
         if not jobs.quotas:
-            written = "write it with `kubectl get clusterqueues,localqueues,workloads,jobs -A -o json`"
+            objects = "clusterqueues,localqueues" if traits.name == "kueue" else "queues"
+            written = f"write it with `kubectl get {objects},workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
         from windtunnel.studies.fleet.on_clock import owners_of, queues_of
         from windtunnel.studies.fleet.policies.kueue.books import Books

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
@@ -21,6 +22,7 @@ from windtunnel.studies.measured_run.logs import run_of_text
 from windtunnel.studies.measured_run.run import MeasuredRun
 
 LOG_BYTES_MOST = 512 * MIB
+FILES_MOST = 10_000  # looked at in a folder
 GIVE = "give a training log, an export of W&B or TensorBoard, or a dump of NCCL Inspector or the flight recorder"
 
 
@@ -50,7 +52,10 @@ def _files_of(path: Path) -> list[Path]:
     """The file, or the event files of a folder that TensorBoard reads."""
     if not path.is_dir():
         return [path]
-    events = [file for file in sorted(path.rglob("*")) if is_event_file(file)]
+    try:
+        events = [file for file in sorted(islice(path.rglob("*"), FILES_MOST)) if is_event_file(file)]
+    except OSError as error:
+        raise InputFileError(path, f"cannot be searched ({error.strerror})", "name a folder of event files") from None
     if not events:
         raise InputFileError(path, "is a folder without event files of TensorBoard", f"name a file, as {path / 'FILE'}")
     return events

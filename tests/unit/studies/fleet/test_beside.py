@@ -11,10 +11,10 @@ import pytest
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.fleet.further import FleetBeside
-from windtunnel.studies.fleet.live import beside
+from windtunnel.studies.fleet.live import beside, process
 from windtunnel.studies.fleet.live.control import Controller, Window
 from windtunnel.studies.fleet.live.groups import LEAST_CORES, PERIOD_US, Version1, Version2, root_group
-from windtunnel.studies.fleet.live.latency import Written
+from windtunnel.studies.fleet.live.latency import LatencyFile, Probe
 from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
 
 ALONE_S, TARGET_S = 0.010, 0.011
@@ -55,15 +55,23 @@ def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
     assert steps == [("freeze", 1), ("freeze", 0), ("leave", 1), ("leave", 0)]  # the youngest first
     assert controller.decide(window(ALONE_S, frozen={0})).thaw == 0
     for _ in range(10):
-        action = controller.decide(window(ALONE_S, waiting=True))
-        assert not action.admit
-    assert controller.decide(window(ALONE_S, waiting=True)).admit  # only with all cores back
+        assert not controller.decide(window(ALONE_S, guests=[guest(2)], waiting=True)).admit
+    assert controller.decide(window(ALONE_S, guests=[guest(2)], waiting=True)).admit  # only with all cores back
     assert controller.quota == 2.0
+
+
+def test_who_was_evicted_comes_back_once_the_service_is_in_time():
+    controller = Controller(2.0)
+    assert not controller.decide(window(0.1, waiting=True)).admit
+    assert not controller.decide(window(ALONE_S, waiting=True, memory=0.97)).admit
+    assert controller.decide(window(0.0108, waiting=True)).admit
+    assert controller.decide(window(None, waiting=True)).admit
+    assert not controller.decide(window(None, guests=[guest(0)], waiting=True)).admit
 
 
 def test_between_calm_and_late_nothing_moves():
     controller = Controller(2.0, quota=1.0)
-    action = controller.decide(window(0.0108, frozen={1}, waiting=True))
+    action = controller.decide(window(0.0108, guests=[guest(1)], frozen={1}, waiting=True))
     assert (action.cores, action.freeze, action.thaw, action.leave, action.admit) == (1.0, None, None, None, False)
     assert controller.decide(window(None)).cores == 1.0
 
@@ -106,7 +114,7 @@ def test_without_controllers_it_is_refused_with_the_remedy(tmp_path):
 
 
 def test_latencies_that_a_service_writes(tmp_path):
-    latencies = Written(tmp_path / "latencies")
+    latencies = LatencyFile(tmp_path / "latencies")
     with latencies.path.open("a") as file:
         file.write("0.01\n0.02\n0.0")
         file.flush()
@@ -125,6 +133,9 @@ def test_latencies_that_a_service_writes(tmp_path):
         ("jobs: [{command: x, gpus: 1}]", "number 1"),
         ("jobs: [{job: ../a, command: x}]", "a name of its own"),
         ("jobs: [{job: a, command: x}, {job: a, command: x}]", "a name of its own"),
+        ('jobs: [{job: "a\\0", command: x}]', "a name of its own"),
+        ('jobs: [{command: "x\\0"}]', "number 1"),
+        (f"jobs: [{{job: {'a' * 300}, command: x}}]", "a name of its own"),
         ("jobs: [{command: x, cpus: 0}]", "cores above 0"),
         ("jobs: [{command: x, memory: much}]", "memory of 1"),
     ],
@@ -228,7 +239,7 @@ def test_jobs_run_beside_a_service_and_nothing_is_left(tmp_path):
     assert all((tmp_path / "out" / "jobs" / name / "done").read_text() == "yes" for name in names)
     assert run.batch_cpu_s >= 1.2
     assert run.p95_alone_s < 10.0
-    assert f"{beside.PREFIX}{os.getpid()}" not in {made.name for made in root_group().children()}
+    assert beside.own_name() not in {made.name for made in root_group().children()}
 
 
 @live
@@ -238,7 +249,70 @@ def test_a_service_that_never_answers_is_one_error_and_its_group_is_gone(tmp_pat
     with pytest.raises(UserError, match="ended with 4"):
         beside.answer_beside(question, tmp_path / "out")
     assert "no" in (tmp_path / "out" / "service" / "log.1").read_text()
-    assert f"{beside.PREFIX}{os.getpid()}" not in {made.name for made in root_group().children()}
+    assert beside.own_name() not in {made.name for made in root_group().children()}
+
+
+@live
+def test_a_frozen_job_ends_with_the_group_above_it(group):
+    inner = group.child("batch").child("job")
+    child = started(inner)
+    inner.freeze(on=True)
+    group.child("batch").freeze(on=True)
+    group.child("batch").remove()
+    assert child.wait(timeout=10) == -9
+
+
+@live
+def test_a_service_that_dies_midway_is_one_error_and_jobs_may_save(tmp_path):
+    (tmp_path / "service.py").write_text(SERVICE.replace("while True:", "for _ in range(300):"))
+    saves = f"trap 'echo saved > {tmp_path}/saved; exit 0' TERM; while true; do sleep 0.05; done"
+    (tmp_path / "jobs.yaml").write_text(f"jobs: [{{command: {saves!r}}}]".replace("\\'", "''"))
+    question = FleetBeside(
+        jobs=str(tmp_path / "jobs.yaml"), service=f"{sys.executable} {tmp_path}/service.py", alone=0.5, p95=10.0
+    )
+    with pytest.raises(UserError, match="the service ended with 0"):
+        beside.answer_beside(question, tmp_path / "out")
+    assert (tmp_path / "saved").read_text() == "saved\n"
+
+
+@pytest.mark.parametrize("url", ["http://[::1/", "http://a..b/", "https://a/", "a", "http://:80/", "http://a:b/"])
+def test_a_bad_address_is_one_error(url):
+    with pytest.raises(SpecError, match="--probe"):
+        Probe(url, 0.02)
+
+
+def test_a_folder_that_cannot_be_is_one_error(tmp_path):
+    (tmp_path / "out").write_text("")
+    (tmp_path / "jobs.yaml").write_text("jobs: [{command: 'true'}]")
+    with pytest.raises(SpecError, match="--out"):
+        beside.answer_beside(FleetBeside(jobs=str(tmp_path / "jobs.yaml"), service="true"), tmp_path / "out")
+
+
+STREAM = """
+import http.server, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        while True:
+            self.wfile.write(b"more")
+            time.sleep(0.01)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_stream_without_an_end_is_let_go():
+    with subprocess.Popen([sys.executable, "-c", STREAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        probe = Probe(f"http://127.0.0.1:{int(server.stdout.readline())}/\u00fc b", 0.02)
+        time.sleep(0.3)
+        began = time.monotonic()
+        probe.close()
+        assert not probe.thread.is_alive()
+        assert time.monotonic() - began < 5.0
+        server.kill()
 
 
 SLOW = """
@@ -277,7 +351,7 @@ def test_a_service_that_is_asked_too_fast_is_one_error(tmp_path):
 def test_groups_of_a_controller_that_was_killed_are_taken_away(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()
-    left = root_group().child(f"{beside.PREFIX}{dead.pid}")
+    left = root_group().child(f"{beside.PREFIX}{dead.pid}-{process.birth_of(1)}")
     child = started(left)
     with beside.own_group(root_group()):
         assert child.wait(timeout=10) == -9

@@ -29,6 +29,11 @@ def test_a_pool_in_each_region_at_the_cheapest_instances_price(tmp_path):
     ]
 
 
+def test_no_spot_is_no_spot_price(tmp_path):
+    (pool,) = site(tmp_path, "{catalogue: cloud.csv, accelerator: H100, regions: [west], spot: null}")
+    assert (round(pool.price_per_gpu_s * 3600, 6), pool.spot_s) == (12.0, None)
+
+
 def test_spot_has_its_own_price_and_regions_are_chosen(tmp_path):
     (pool,) = site(
         tmp_path, "{name: a, catalogue: cloud.csv, accelerator: H100, regions: [west], spot: {up: 5 h, down: 30 min}}"
@@ -43,6 +48,7 @@ def test_spot_has_its_own_price_and_regions_are_chosen(tmp_path):
         ("{catalogue: cloud.csv, accelerator: B200}", "cloud.csv has a price for H100"),
         ("{catalogue: cloud.csv, accelerator: H100, regions: [north]}", "H100 in east, west"),
         ("{catalogue: cloud.csv}", "accelerator"),
+        ("{catalogue: cloud.csv, accelerator: H100, price_per_gpu_hour: 1}", "the catalogue has it"),
         ("{accelerator: H100}", "catalogue"),
         ("{catalogue: other.csv, accelerator: H100}", "other.csv"),
         ("{catalogue: site.yaml, accelerator: H100}", "site.yaml"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.studies.fleet.jobs.fair_queues import SHARED, shared_by
+from windtunnel.studies.fleet.jobs.fair_queues import ENDLESS, SHARED, on_cluster
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
 from windtunnel.studies.fleet.options import Options
@@ -57,10 +58,13 @@ def test_kais_queues_as_they_say(tmp_path: Path) -> None:
         "lab",
     )
     assert (speech.nominal, speech.borrowing_limit) == (2, None)
-    assert (loose.nominal, loose.borrowing_limit, loose.cohort) == (0, None, SHARED)
+    assert (loose.nominal, loose.borrowing_limit, loose.cohort) == (ENDLESS, None, SHARED)
     assert jobs.cohorts == (Cohort(SHARED), Cohort("lab", SHARED, 2))
     assert list(jobs.columns["cluster_queue"]) == ["vision"]
-    assert shared_by(jobs.cohorts, jobs.quotas, 16)[0].nominal == 8  # 16, less 4, 2 and lab's own 2
+    settled = on_cluster(jobs, 16)
+    assert settled.quotas[2].nominal == 8  # without an end: 16, less 4, 2 and lab's own 2
+    assert settled.cohorts[0].nominal == 0
+    assert on_cluster(settled, 16).cohorts == settled.cohorts
 
 
 def test_volcanos_queues_as_they_say(tmp_path: Path) -> None:
@@ -126,6 +130,18 @@ def test_shares_of_busy_queues_are_their_weights(
         assert started.count(name) - each == pytest.approx(beyond * weight / sum(weights), abs=1.0)
 
 
-def test_quotas_without_such_queues_stay_as_they_are() -> None:
-    quotas = (Quota("a", 4, "c"),)
-    assert shared_by((Cohort("c", "", 2),), quotas, 64) == (Cohort("c", "", 2),)
+def test_quotas_without_such_queues_stay_as_they_are(tmp_path: Path) -> None:
+    jobs = replace(read(tmp_path, job("a", "x", 1)), quotas=(Quota("a", 4, "c"),), cohorts=(Cohort("c", "", 2),))
+    assert on_cluster(jobs, 64) is jobs
+
+
+def test_a_quota_without_an_end_comes_before_what_is_beyond_others(tmp_path: Path) -> None:
+    jobs = read(tmp_path, kai("gold", -1), kai("tin", 4), job("big", "tin", 16, 600), job("late", "gold", 8, 60, at=1))
+    assert simulate(jobs, parse_site("a100:2x8"), "kai", Options()).start_s.tolist() == [0.0, 60.0]
+
+
+def test_queues_in_a_circle_stand_by_themselves_and_others_queues_are_none(tmp_path: Path) -> None:
+    rabbit = {"kind": "Queue", "apiVersion": "rabbitmq.com/v1beta1", "metadata": {"name": "r"}, "spec": {}}
+    jobs = read(tmp_path, kai("a", 2, parent="b"), kai("b", 3, parent="a"), rabbit, job("x", "a", 1))
+    assert {quota.name for quota in jobs.quotas} | {cohort.name for cohort in jobs.cohorts} == {"a", "b", SHARED}
+    assert [note.reason for note in jobs.not_understood] == ["is above itself through its parents: stands by itself"]

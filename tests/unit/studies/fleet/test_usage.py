@@ -45,7 +45,7 @@ def test_series_are_joined_by_number_and_by_pod(tmp_path):
     assert use.utilisation == pytest.approx(1 - 7.2 / 11)
     assert use.energy_kwh is None  # not of every job
     assert use.unmeasured == 1
-    assert use.warnings == (f"1 series are of no job of {tmp_path}/jobs.csv: left out",)
+    assert use.warnings == (f"series of no job of {tmp_path}/jobs.csv, left out: 1",)
 
 
 def test_what_says_most_counts(tmp_path):
@@ -58,6 +58,16 @@ def test_what_says_most_counts(tmp_path):
     assert (use.measure, use.jobs[0].utilisation, use.energy_kwh) == ("DCGM_FI_PROF_SM_ACTIVE", 0.4, 0.8)
 
 
+def test_each_job_has_the_measure_that_its_gpus_tell(tmp_path):
+    use = asked(
+        tmp_path,
+        series("DCGM_FI_PROF_SM_ACTIVE", [0.3], hpc_job="4711"),
+        series("GPU_GFX_ACTIVITY", [60], namespace="lab", pod="train-0"),
+    )
+    assert {row.job: row.utilisation for row in use.jobs} == {"4711": 0.3, "lab/train": 0.6}
+    assert use.measure == "DCGM_FI_PROF_SM_ACTIVE, GPU_GFX_ACTIVITY"
+
+
 @pytest.mark.parametrize(
     ("entries", "match"),
     [
@@ -65,7 +75,7 @@ def test_what_says_most_counts(tmp_path):
         ([series("up", [1], hpc_job="4711")], "has none of DCGM_FI_PROF_SM_ACTIVE"),
         ([series("DCGM_FI_DEV_GPU_UTIL", [5], hpc_job="9")], "has none of"),
         ([{"metric": "x", "values": 3}], "has none of"),
-        ([series("DCGM_FI_DEV_GPU_UTIL", ["NaN"], hpc_job="4711")], "has none of"),
+        ([series("DCGM_FI_DEV_GPU_UTIL", ["NaN", "+Inf", "1e308"], hpc_job="4711")], "has none of"),
     ],
 )
 def test_what_cannot_be_joined_is_one_error(tmp_path, entries, match):

@@ -8,6 +8,7 @@ subtraction only: compare(a, b) is minus compare(b, a), and compare(a, a) is zer
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -122,17 +123,22 @@ def answer(question: Compare) -> Comparison | TraceComparison:
     root = Path(question.runs)
     words = (question.run, question.against, *question.more)
     traces = tuple(word for word in words if is_trace(word))
-    _refuse_own_files(words, traces, root)
-    result = load(question.run, root)
-    if question.more or question.against in traces:
-        traces = words[1:]
-        return TraceComparison(title(result), result.content_hash, traces, classes_against(result, read_traced(traces)))
-    return compare(result, load(question.against, root))
+    try:
+        result = load(question.run, root)
+        if question.more or question.against in traces:
+            traces = words[1:]
+            return TraceComparison(
+                title(result), result.content_hash, traces, classes_against(result, read_traced(traces))
+            )
+        return compare(result, load(question.against, root))
+    except UserError:
+        _refuse_own_files(words, traces, root)
+        raise
 
 
 def _refuse_own_files(words: Sequence[str], traces: Sequence[str], root: Path) -> None:
     """Raises UserError for launch files and logs: it names the command that answers, with the files filled in."""
-    files = [word for word in words if word not in traces and Path(word).is_file() and Path(word).suffix != ".json"]
+    files = [word for word in words if word not in traces and os.path.isfile(word) and not word.endswith(".json")]
     n_gpus = {word: run.n_gpus for word in files if (run := _log_of(word)) is not None}  # of logs
     launch = [shlex.quote(word) for word in files if word not in n_gpus]
     runs = [word for word in words if word not in (*traces, *files)]
@@ -161,7 +167,7 @@ def _log_of(path: str) -> MeasuredRun | None:
 def is_trace(word: str) -> bool:
     """Whether a word names a trace, not a run."""
     path = path_of(word)
-    if not path.is_file() or path.name == "result.json":
+    if not os.path.isfile(path) or path.name == "result.json":
         return False
     if is_sqlite(path) or path.suffix == ".gz":
         return True

@@ -102,7 +102,9 @@ def _views(result: ServingResult) -> Iterator[View]:
     use = f"mean batch {result.batch_mean:.1f}; KV {result.kv_use_mean:.0%} used, {result.kv_use_peak:.0%} at most"
     lines = [result.started.words()]
     lines += [f"on {format_many(result.gpus, 'GPU')} a step runs {result.utilisation:.0%} of the time; {use}"]
-    lines += ["p5–p95 of TPOT is the band of the prediction of its mean"] if result.tpot is not None else []
+    why = next((words for words in result.sources if words.startswith("band: ")), "band: ")[len("band: ") :]
+    why = f"; {why}" if why else ""
+    lines += [f"p5–p95 of TPOT is the band of the prediction of its mean{why}"] if result.tpot is not None else []
     lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
     if result.preemptions or result.prefix_hit_rate or result.tier_hit_rates:
         text = text_of(result.prefix_hit_rate, "share")

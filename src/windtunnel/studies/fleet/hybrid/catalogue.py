@@ -17,18 +17,23 @@ from windtunnel.errors import SpecError
 from windtunnel.files.table import read_table
 
 NEEDS = ("AcceleratorName", "AcceleratorCount", "Price", "Region")
-OWN = {"catalogue", "accelerator", "regions"}
+CATALOGUE_TERMS = {"catalogue", "accelerator", "regions"}
 
 
-def priced(terms: Mapping[str, object], folder: Path, where: str) -> Iterator[dict[str, object]]:
+def pools_of(terms: Mapping[str, object], folder: Path, where: str) -> Iterator[dict[str, object]]:
     """Pools with names and prices, from one that names a catalogue. Raises UserError."""
-    own, others = {key: terms[key] for key in OWN & set(terms)}, {key: terms[key] for key in set(terms) - OWN}
+    own, others = (
+        {key: terms[key] for key in CATALOGUE_TERMS & set(terms)},
+        {key: terms[key] for key in set(terms) - CATALOGUE_TERMS},
+    )
     if not isinstance(own.get("catalogue"), str):
         raise SpecError("catalogue", own.get("catalogue"), "name the file of prices, such as aws.csv", where)
     path = folder / str(own["catalogue"])
-    accelerator, spot = own.get("accelerator"), "spot" in others
+    accelerator, spot = own.get("accelerator"), others.get("spot") is not None
     if not isinstance(accelerator, str):
         raise SpecError("accelerator", accelerator, "say which, as the catalogue names it, such as H100", where)
+    if "price_per_gpu_hour" in others:
+        raise SpecError("price_per_gpu_hour", others["price_per_gpu_hour"], "leave it out: the catalogue has it", where)
     regions = own.get("regions", [])
     if not isinstance(regions, list) or not all(isinstance(region, str) for region in regions):
         raise SpecError("regions", regions, "list names, or leave it out for all", where)

@@ -13,8 +13,7 @@ from pathlib import Path
 from windtunnel.errors import SpecError
 from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys, number
-from windtunnel.studies.fleet.hybrid.catalogue import OWN as OF_CATALOGUE
-from windtunnel.studies.fleet.hybrid.catalogue import priced
+from windtunnel.studies.fleet.hybrid.catalogue import CATALOGUE_TERMS, pools_of
 from windtunnel.studies.fleet.policies.hybrid import LABELS, PER, Per
 from windtunnel.units import parse_bandwidth, parse_time
 
@@ -63,7 +62,9 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
     own = {key: value for key, value in data.items() if key not in OWN}
     clouds = [_cloud({"privacy": "private", "startup": 0.0, **own}, "own", own_gpus, where)]
     pools = [
-        pool for each in listed for pool in (priced(each, path.parent, where) if OF_CATALOGUE & set(each) else (each,))
+        pool
+        for each in listed
+        for pool in (pools_of(each, path.parent, where) if CATALOGUE_TERMS & set(each) else (each,))
     ]
     for place, each in enumerate(pools, 1):
         name = each.get("name", f"pool-{place}")

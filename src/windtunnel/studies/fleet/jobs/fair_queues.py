@@ -1,33 +1,40 @@
 """Queues of KAI-Scheduler and Volcano among Kubernetes objects, as quotas that share a cluster by weight.
 
-    KAI      resources.gpu {quota, limit, overQuotaWeight}, parentQueue     quota -1: none of its own; limit -1: none
+    KAI      resources.gpu {quota, limit, overQuotaWeight}, parentQueue     quota -1: no end of it; limit -1: none
     Volcano  deserved, else guarantee; capability; weight; parent
 
 Both give each queue what it is owed and divide the rest of the cluster by weight; what was taken beyond is taken back
 from the queue that is furthest over. That is fair sharing in Kueue's words: a queue is a ClusterQueue whose cohort is
-its parent, and `SHARED` is the cohort above all, which has what no queue is owed (`shared_by` knows the cluster).
+its parent, and `SHARED` is the cohort above all, which has what no queue is owed (`on_cluster` knows it). A queue
+whose quota has no end is owed what the others' quotas leave, by weight.
 Sources: kai-scheduler.run.ai v2 Queue, scheduling.volcano.sh v1beta1 Queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from windtunnel.files.table import number_of
 from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, mapping_at, text_at
-from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Notes, Quota
+from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Jobs, Notes, Quota
 
-SHARED = "the whole cluster"
+SHARED = "whole-cluster"
 VOLCANO = "scheduling.volcano.sh/"
+APIS = (VOLCANO, "scheduling.run.ai/", "kai.scheduler/")
+ENDLESS = -1  # of a quota
 
 
 def fair_queues_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[tuple[Quota, ...], tuple[Cohort, ...]]:
     """Queues without queues below them, and the others as cohorts."""
-    queues = {text_at(each, "metadata", "name"): each for each in objects if text_at(each, "kind") == "Queue"}
+    queues = {text_at(each, "metadata", "name"): each for each in objects if is_queue(each)}
     if not queues:
         return (), ()
     above = {name: _parent(each) for name, each in queues.items()}
+    for name in queues:
+        if name in _path(name, above):
+            notes.add("is above itself through its parents: stands by itself", name)
+            above[name] = ""
     owed = {name: _owed(name, each, notes) for name, each in queues.items()}
     inner = {parent for parent in above.values() if parent in queues}
     quotas, cohorts = [], [Cohort(SHARED)]
@@ -35,14 +42,14 @@ def fair_queues_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[tup
         parent = above[name] if above[name] in queues else SHARED
         nominal, limit = owed[name]
         if name in inner:
-            below = sum(owed[child][0] for child, its in above.items() if its == name)
-            nominal = max(nominal - below, 0)
+            below = sum(max(owed[child][0], 0) for child, its in above.items() if its == name)
+            nominal = max(nominal - below, 0)  # none where its own has no end: its children's have theirs
             borrowing = None if limit is None else max(limit - below - nominal, 0)
             cohorts.append(Cohort(name, parent, nominal, borrowing, None, _weight(each)))
             continue
         if text_at(each, "spec", "reclaimable") == "false" or mapping_at(each, "spec").get("reclaimable") is False:
             notes.add("says that nobody reclaims from it: not modelled", name)
-        borrowing = None if limit is None else max(limit - nominal, 0)
+        borrowing = None if limit is None else max(limit - max(nominal, 0), 0)
         quotas.append(
             Quota(
                 name, nominal, parent, borrowing, within="LowerPriority", reclaim=WHOEVER, weight=_weight(each)
@@ -51,10 +58,32 @@ def fair_queues_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[tup
     return tuple(quotas), tuple(cohorts)
 
 
-def shared_by(cohorts: tuple[Cohort, ...], quotas: tuple[Quota, ...], gpus: int) -> tuple[Cohort, ...]:
-    """The cohorts, where the one above all has what is left of so many GPUs."""
-    owed = sum(quota.nominal for quota in quotas) + sum(each.nominal for each in cohorts if each.name != SHARED)
-    return tuple(replace(each, nominal=max(gpus - owed, 0)) if each.name == SHARED else each for each in cohorts)
+def on_cluster(jobs: Jobs, gpus: int) -> Jobs:
+    """The jobs with quotas and cohorts of such queues on so many GPUs: who is owed without an end, and what is left."""
+    if SHARED not in {each.name for each in jobs.cohorts}:
+        return jobs
+    own = sum(each.nominal for each in jobs.cohorts if each.name != SHARED)
+    rest = max(gpus - own - sum(max(quota.nominal, 0) for quota in jobs.quotas), 0)
+    weights = sum(quota.weight for quota in jobs.quotas if quota.nominal == ENDLESS)
+    quotas = tuple(
+        replace(each, nominal=int(rest * each.weight / weights) if weights else 0) if each.nominal == ENDLESS else each
+        for each in jobs.quotas
+    )
+    remaining = max(gpus - own - sum(quota.nominal for quota in quotas), 0)
+    cohorts = tuple(replace(each, nominal=remaining) if each.name == SHARED else each for each in jobs.cohorts)
+    return replace(jobs, quotas=quotas, cohorts=cohorts)
+
+
+def is_queue(each: Object) -> bool:
+    """Whether an object is a queue of KAI-Scheduler or Volcano; others have objects of that kind too."""
+    return text_at(each, "kind") == "Queue" and text_at(each, "apiVersion").startswith(APIS)
+
+
+def _path(name: str, above: Mapping[str, str]) -> list[str]:
+    path: list[str] = []
+    while (name := above.get(name, "")) and name not in path:
+        path.append(name)
+    return path
 
 
 def _parent(queue: Object) -> str:
@@ -70,7 +99,7 @@ def _owed(name: str, queue: Object, notes: Notes) -> tuple[int, int | None]:
     else:
         gpu = mapping_at(spec, "resources", "gpu")
         owed, limit = _number(text_at(gpu, "quota"), 0.0), _number(text_at(gpu, "limit"), -1.0)
-        owed, limit = max(owed, 0.0), None if limit < 0 else limit
+        owed, limit = ENDLESS if owed < 0 else owed, None if limit < 0 else limit
     if owed != int(owed) or (limit is not None and limit != int(limit)):
         notes.add("has a quota of a part of a GPU, which counts rounded down", name)
     return int(owed), None if limit is None else int(limit)

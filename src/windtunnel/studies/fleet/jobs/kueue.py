@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from windtunnel.studies.fleet.jobs.fair_queues import is_queue
 from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, count_at, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
 
@@ -82,7 +83,7 @@ def cluster_queues(objects: Sequence[Object]) -> dict[str, str]:
     behind = {}
     for each in objects:
         space = text_at(each, "metadata", "namespace")
-        if text_at(each, "kind") == "Queue":  # of no namespace
+        if is_queue(each):  # of no namespace
             behind[text_at(each, "metadata", "name")] = text_at(each, "metadata", "name")
         elif text_at(each, "kind") == "LocalQueue":
             behind[f"{space}/{text_at(each, 'metadata', 'name')}"] = text_at(each, "spec", "clusterQueue")

@@ -34,6 +34,7 @@ USES = {  # what stands for a share of 1
     "GPU_GFX_ACTIVITY": 100.0,
 }
 POWERS = ("DCGM_FI_DEV_POWER_USAGE", "GPU_PACKAGE_POWER")
+SAMPLE_MOST = 1e6  # watts or percent; exporters say +Inf and 2^63 of what they do not know
 JOB_LABELS, POD_LABELS = ("hpc_job", "job_id"), (("exported_namespace", "exported_pod"), ("namespace", "pod"))
 
 
@@ -91,7 +92,7 @@ def series_of(data: Object, names: Mapping[str, str]) -> tuple[dict[str, Series]
         values = [
             value
             for sample in (samples if isinstance(samples, list) else ())
-            if isinstance(sample, list) and len(sample) == 2 and (value := number_of(str(sample[1]))) >= 0
+            if isinstance(sample, list) and len(sample) == 2 and 0 <= (value := number_of(str(sample[1]))) < SAMPLE_MOST
         ]
         job = _job_of(labels, names)
         if job is None or not values:
@@ -127,26 +128,24 @@ def answer_usage(question: FleetUsage) -> FleetUse:
         raise InputFileError(path, f"holds no series: its status is {text_at(data, 'status') or 'not said'}", REMEDY)
     names = {name: name for name in jobs.name}
     series, strangers = series_of(data, names)
-    there = {metric for each in series.values() for metric in each.uses}
-    measure = next((metric for metric in USES if metric in there), None)
-    if measure is None:
-        raise InputFileError(path, f"has none of {', '.join(USES)} of a job of {question.trace}", REMEDY)
-    rows = []
+    rows, measures = [], set[str]()
     for at, name in enumerate(jobs.name):
         each = series.get(name, Series())
         hours = float(jobs.gpus[at]) * float(jobs.duration_s[at]) / 3600.0
-        if measure in each.uses and hours > 0:
+        measure = next((metric for metric in USES if metric in each.uses), None)
+        if measure is not None and hours > 0:
             watts = fmean(each.watts) if each.watts else None
             rows.append(JobUse(name, int(jobs.gpus[at]), hours, fmean(each.uses[measure]), watts))
+            measures.add(measure)
     if not rows:
-        raise InputFileError(path, f"has {measure} of no job that says how long it ran", REMEDY)
+        what = f"has none of {', '.join(USES)} of a job of {question.trace} that says how long it ran"
+        raise InputFileError(path, what, REMEDY)
     whole = sum(row.gpu_hours for row in rows)
     unused = sum(row.unused_gpu_hours for row in rows)
     power = [row.watts * row.gpu_hours / 1000.0 for row in rows if row.watts is not None]
-    warnings = (f"{strangers:,} series are of no job of {question.trace}: left out",) if strangers else ()
+    warnings = (f"series of no job of {question.trace}, left out: {strangers:,}",) if strangers else ()
     rows.sort(key=lambda row: -row.unused_gpu_hours)
     energy = sum(power) if len(power) == len(rows) else None
-    unmeasured = len(jobs) - len(rows)
-    return FleetUse(
-        question.trace, measure, 1.0 - unused / whole, whole, unused, energy, tuple(rows), unmeasured, warnings
-    )
+    unmeasured, measure = len(jobs) - len(rows), ", ".join(sorted(measures))
+    figures = question.trace, measure, 1.0 - unused / whole, whole, unused
+    return FleetUse(*figures, energy, tuple(rows), unmeasured, warnings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -22,13 +22,14 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.live import process
 from windtunnel.studies.fleet.live.control import Action, Controller, Window
 from windtunnel.studies.fleet.live.groups import Group, root_group
-from windtunnel.studies.fleet.live.latency import TIMEOUT_S, Latencies, Probe, Written
+from windtunnel.studies.fleet.live.latency import TIMEOUT_S, Latencies, LatencyFile, Probe
 from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
 from windtunnel.units import parse_bytes
 
 REMEDY = "give `jobs`, each with job and command, and cpus and memory where they are known (docs/fleet.md)"
-PREFIX = "windtunnel-beside-"  # of groups, and then the number of the process whose they are
+PREFIX = "windtunnel-beside-"
 JOBS_MOST = 1000
+NAME_MOST = 200  # bytes
 REQUESTS = 100  # that a window's p95 is of
 WINDOW_S = 2.0  # at most, where requests are few
 TICK_S = 0.05
@@ -105,11 +106,12 @@ def read_batch(path: Path) -> list[BatchJob]:
     jobs: list[BatchJob] = []
     for number, row in enumerate(rows):
         known = isinstance(row, Mapping) and {"command"} <= set(row) <= {"job", "command", "cpus", "memory"}
-        if not known or not isinstance(row["command"], str):
+        if not known or not isinstance(row["command"], str) or "\0" in row["command"]:
             what = f"has a job that is not job, command, cpus and memory: number {number + 1}"
             raise InputFileError(path, what, REMEDY)
         name = str(row.get("job", number + 1))
-        if "/" in name or name in ("", ".", "..") or name in {job.name for job in jobs}:
+        odd = "/" in name or "\0" in name or len(name.encode()) > NAME_MOST or name in ("", ".", "..")
+        if odd or name in {job.name for job in jobs}:
             raise SpecError("job", name, "give each a name of its own, which a folder can have", str(path))
         cpus = row.get("cpus", 1)
         if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 < cpus < 1e6:
@@ -138,14 +140,19 @@ def memory() -> tuple[int, int]:
     return free, whole
 
 
+def own_name() -> str:
+    """Name of this process's group: its number and when it began, since numbers come again."""
+    return f"{PREFIX}{os.getpid()}-{process.birth_of(os.getpid())}"
+
+
 @contextmanager
 def own_group(root: Group) -> Iterator[Group]:
     """A group of this process; those of processes that are gone are taken away with all that is in them."""
     for group in root.children():
-        owner = group.name.removeprefix(PREFIX)
-        if owner != group.name and owner.isdigit() and process.birth_of(int(owner)) is None:
+        number, _, born = group.name.removeprefix(PREFIX).partition("-")
+        if group.name.startswith(PREFIX) and number.isdecimal() and str(process.birth_of(int(number))) != born:
             group.remove()
-    group = root.child(f"{PREFIX}{os.getpid()}")
+    group = root.child(own_name())
     try:
         yield group
     finally:
@@ -198,6 +205,9 @@ class Beside:
                     next_alone = time.monotonic() + self.question.again
             return self._answer()
         finally:
+            for job in self.jobs:
+                if job.state == "running":
+                    self._leave(job, "cut off")
             latencies.close()
             self._stop(self.folder / "service", "1")
 
@@ -208,18 +218,31 @@ class Beside:
 
     def _start_service(self) -> Latencies:
         written, probe = self.folder / "latencies", self.question.probe
-        latencies: Latencies = Probe(probe, self.question.every) if probe else Written(written)
+        latencies: Latencies = Probe(probe, self.question.every) if probe else LatencyFile(written)
         environment = {} if probe else {"WINDTUNNEL_LATENCIES": str(written)}
         self._launch(self.folder / "service", "1", f"{self.service.entry()} {self.question.service}", environment)
         until = time.monotonic() + START_S
-        while not any(value < TIMEOUT_S or not probe for value in latencies.take()):
-            ended = process.status(self.folder / "service", "1")
-            if ended is not None or time.monotonic() > until:
-                latencies.close()
-                why = f"ended with {ended}" if ended is not None else f"answered nothing in {START_S:g} s"
-                raise UserError(f"the service {why}: see {self.folder / 'service' / 'log.1'}")
-            time.sleep(TICK_S)
+        try:
+            while not any(value < TIMEOUT_S or not probe for value in latencies.take()):
+                self._check_service()
+                if time.monotonic() > until:
+                    raise UserError(f"the service: no request was answered well in {START_S:g} s{self._log}")
+                time.sleep(TICK_S)
+        except BaseException:
+            latencies.close()
+            raise
         return latencies
+
+    @property
+    def _log(self) -> str:
+        return f": see {self.folder / 'service' / 'log.1'}"
+
+    def _check_service(self) -> None:
+        """Raises UserError once it has ended."""
+        status = process.status(self.folder / "service", "1")
+        number = process.number(self.folder / "service", "1", process.BIRTH_S)
+        if status is not None or number is None or process.birth_of(number) is None:
+            raise UserError(f"the service ended with {'a signal' if status is None else status}{self._log}")
 
     def _launch(self, folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> None:
         for name in ("pid", "exit"):  # of an earlier run in this folder
@@ -236,6 +259,7 @@ class Beside:
         latencies.take()
         busy, whole = machine_times()
         time.sleep(seconds)
+        self._check_service()
         self._count(phase, busy, whole)
         phase.latencies += latencies.take()
 
@@ -254,8 +278,9 @@ class Beside:
             time.sleep(TICK_S)
             ended += latencies.take()
             self._collect()
-            if not any(job.state == "running" for job in self.jobs):
+            if not self._waiting() and not any(job.state == "running" for job in self.jobs):
                 break
+        self._check_service()
         lasted = time.monotonic() - began
         phase = self.beside if self.windows else self.first
         self._count(phase, busy, whole)
@@ -280,12 +305,14 @@ class Beside:
                 self.freezes += on
         if action.leave is not None:
             self._evict(self.jobs[action.leave])
-        if action.admit or not any(job.state == "running" for job in self.jobs):
+        if action.admit:
             self._admit()
 
     def _guest(self, job: BatchJob) -> Running:
-        saved = max((path.stat().st_mtime for path in self._folder(job).iterdir()), default=0.0)
-        since = time.time() - max(saved, time.time() - (time.monotonic() - job.began_s))
+        saved = time.time() - (time.monotonic() - job.began_s)
+        with suppress(OSError):  # files come and go
+            saved = max(saved, *(path.lstat().st_mtime for path in self._folder(job).iterdir()))
+        since = max(time.time() - saved, 0.0)
         return Running(job.index, job.began_s, job.cpus / self.cores, since, job.retries, True)
 
     def _folder(self, job: BatchJob) -> Path:
@@ -372,6 +399,11 @@ def answer_beside(question: FleetBeside, folder: Path) -> BesideRun:
     jobs = read_batch(Path(question.jobs))
     if not question.service.strip():
         raise SpecError("--service", question.service, "give the command of the service")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "service").mkdir(parents=True, exist_ok=True)
+        (folder / "jobs").mkdir(exist_ok=True)
+        (folder / "latencies").unlink(missing_ok=True)
+    except OSError as error:
+        raise SpecError("--out", str(folder), f"give a folder that can be written: {error.strerror}") from error
     with own_group(root_group()) as group:
         return Beside(question, jobs, group, folder.resolve()).run()

@@ -5,7 +5,7 @@
     ... with all frozen: the victim leaves: asked to save, stopped, and started again later, `retries` times at most
     memory     hardly any free: the victim leaves at once
     calm       p95 below the middle between alone and the target: thaw one; else cores grow by a tenth of the machine's;
-               with all cores back, the next job that waits comes in
+               with all cores back, or where none is here, the next job that waits comes in
 
 The victim is that of the simulated policies (`studies/fleet/policies/oversubscribe.py`): the youngest (`rose`), or
 whose leaving costs least (`rose-qos`). This is a pure function of what was measured and of its own few counts.
@@ -68,19 +68,20 @@ class Controller:
         """The next step of the ladder."""
         if window.memory_use > self.rules.memory and window.guests:
             return Action(self.quota, leave=self.victim(window.guests).task)
+        empty = window.waiting and not window.guests and window.memory_use <= self.rules.memory
         if window.p95_s is None:
-            return Action(self.quota)
+            return Action(self.quota, admit=empty)
         if window.p95_s > window.target_s:
             self.late += 1
             return self._relieve(window)
         self.late = 0
         if window.p95_s > (window.alone_s + window.target_s) / 2.0:
-            return Action(self.quota)
+            return Action(self.quota, admit=empty)
         if window.frozen:
             return Action(self.quota, thaw=min(window.frozen))
         full = self.quota >= self.cores
         self.quota = min(self.cores, self.quota + GROWTH * self.cores)
-        return Action(self.quota, admit=full and window.waiting)
+        return Action(self.quota, admit=empty or (full and window.waiting))
 
     def _relieve(self, window: Window) -> Action:
         assert window.p95_s is not None, "late"

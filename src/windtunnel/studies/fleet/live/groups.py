@@ -23,7 +23,10 @@ MOUNT = Path("/sys/fs/cgroup")
 PERIOD_US = 20_000  # of a quota: a group that used its own up stands still for at most so long
 LEAST_CORES = 0.05  # a quota of 1 ms, the kernel's least
 PATIENCE_S = 5.0  # until all that was killed is gone
-NEEDS = "run it as root, or where groups are delegated: systemd-run --user --scope -p Delegate=yes windtunnel ..."
+NEEDS = (
+    "run it as root outside of a container, or where groups are delegated:"
+    " systemd-run --user --scope -p Delegate=yes windtunnel ..."
+)
 
 
 class Group(ABC):
@@ -46,9 +49,9 @@ class Group(ABC):
         return group
 
     def children(self) -> list[Group]:
-        """Groups within this one."""
-        names = sorted(path.name for path in self.folders[0].iterdir() if path.is_dir())
-        return [type(self)([folder / name for folder in self.folders]) for name in names]
+        """Groups within this one, in whatever hierarchy they are left."""
+        names = {path.name for folder in self.folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
+        return [type(self)([folder / name for folder in self.folders]) for name in sorted(names)]
 
     def entry(self) -> str:
         """Words of a shell that put it, and all that it starts, into the group; it ends where that fails."""
@@ -56,8 +59,15 @@ class Group(ABC):
 
     def processes(self) -> list[int]:
         """Numbers of the processes in it and in its children."""
-        own = [int(word) for word in (self.folders[0] / "cgroup.procs").read_text().split()]
-        return own + [number for group in self.children() for number in group.processes()]
+        numbers = {int(word) for folder in self.folders for word in _words(folder / "cgroup.procs")}
+        return sorted(numbers.union(*(group.processes() for group in self.children())))
+
+    def thaw(self) -> None:
+        """Let all that is in it and in its children go on."""
+        for group in self.children():
+            group.thaw()
+        if self.folders[0].is_dir():
+            self.freeze(on=False)
 
     def kill(self) -> None:
         """Kill all that is in it and in its children."""
@@ -66,7 +76,7 @@ class Group(ABC):
             for number in numbers:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
-            self.freeze(on=False)  # what is frozen dies when it thaws
+            self.thaw()  # what is frozen dies when it thaws
             if time.monotonic() > until:
                 raise UserError(f"control group {self.name}: {len(numbers)} processes do not end")
             time.sleep(0.01)
@@ -114,10 +124,6 @@ class Group(ABC):
     def cpu_s(self) -> float:
         """CPU time used so far, its children's too."""
 
-    @abstractmethod
-    def memory_bytes(self) -> int:
-        """Memory in use now, its children's too."""
-
 
 class Version2(Group):
     """One hierarchy with all controllers."""
@@ -153,10 +159,6 @@ class Version2(Group):
     def cpu_s(self) -> float:
         """See `Group`."""
         return int(_fields(self.folders[0] / "cpu.stat")["usage_usec"]) / 1e6
-
-    def memory_bytes(self) -> int:
-        """See `Group`."""
-        return int((self.folders[0] / "memory.current").read_text())
 
 
 class Version1(Group):
@@ -204,16 +206,13 @@ class Version1(Group):
         """See `Group`."""
         return int((self._of("cpuacct") / "cpuacct.usage").read_text()) / 1e9
 
-    def memory_bytes(self) -> int:
-        """See `Group`."""
-        return int((self._of("memory") / "memory.usage_in_bytes").read_text())
-
 
 def root_group(mount: Path = MOUNT) -> Group:
     """The group in which this process may make others, of version 2 or 1. Raises UserError where it may not."""
-    controllers = mount / "cgroup.controllers"
-    if controllers.is_file() and {"cpu", "memory"} <= set(controllers.read_text().split()):
+    if {"cpu", "memory"} <= set(_words(mount / "cgroup.controllers")):
         group: Group = Version2([mount])
+        if (mount / "cgroup.type").is_file():  # a container's own, in which its processes are
+            return _delegated(group)
     else:
         there = [mount / name for name in Version1.ORDER if (mount / name / "cgroup.procs").is_file()]
         if not {mount / name for name in Version1.MUST} <= set(there):
@@ -233,11 +232,18 @@ def _delegated(group: Group) -> Group:
     leaf = folder / "windtunnel-itself"
     leaf.mkdir(exist_ok=True)
     _put(leaf / "cgroup.procs", "0")
+    _try(folder / "cgroup.subtree_control", "+cpu +memory")
+    if not {"cpu", "memory"} <= set(_words(folder / "cgroup.subtree_control")):
+        raise UserError(f"{folder}: other processes are in the control group of this one; {NEEDS}")
     return Version2([folder])
 
 
 def _quota_us(cores: float) -> int:
     return max(1000, round(cores * PERIOD_US))
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split() if path.is_file() else []
 
 
 def _fields(path: Path) -> dict[str, str]:

@@ -126,6 +126,8 @@ def main() -> None:
     for line in sys.stdin:
         what, *rest = json.loads(line)
         process.reap()
+        if what not in ("launch", "find", "alive", "status", "stop"):
+            raise SystemExit(f"an agent does not know {what}")
         arguments = [rest] if what in ("alive", "stop") else [Path(rest[0]), *rest[1:]]
         answer = getattr(here, what)(*arguments)
         print(json.dumps(answer), flush=True)

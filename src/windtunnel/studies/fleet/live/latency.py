@@ -13,12 +13,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from windtunnel.errors import SpecError
 
 TIMEOUT_S = 5.0  # after which a request counts as lost, and as that late
 FILE_MOST = 1 << 20  # bytes read at once of what a service wrote
+READ_AT_ONCE = 1 << 16
+SAFE = "/%?&=;:@!$'()*+,~"  # of an address, as it stands
 
 
 class Latencies(Protocol):
@@ -35,14 +37,15 @@ class Probe:
     """A thread that sends a GET each `every_s`. Raises SpecError where the URL is none."""
 
     def __init__(self, url: str, every_s: float) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             self.where = (parts.hostname or "", parts.port or 80)
-        except ValueError:
-            self.where = ("", 0)
+            self.where[0].encode("idna")
+        except ValueError:  # UnicodeError too
+            parts, self.where = urlsplit(""), ("", 0)
         if parts.scheme != "http" or not self.where[0]:
             raise SpecError("--probe", url, "give the address of a service, such as http://127.0.0.1:8000/health")
-        self.path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self.path = quote(parts.path or "/", SAFE) + (f"?{quote(parts.query, SAFE)}" if parts.query else "")
         self.every_s = every_s
         self.ended: list[float] = []
         self.lock, self.stopped = threading.Lock(), threading.Event()
@@ -58,7 +61,7 @@ class Probe:
     def close(self) -> None:
         """See `Latencies`."""
         self.stopped.set()
-        self.thread.join()
+        self.thread.join(2 * TIMEOUT_S)
 
     def _run(self) -> None:
         with suppress(OSError):  # as root: what it waits for a core is not the service's
@@ -70,27 +73,37 @@ class Probe:
                 connection = connection or http.client.HTTPConnection(*self.where, timeout=TIMEOUT_S)
                 connection.request("GET", self.path)
                 answer = connection.getresponse()
-                answer.read()
-                took = time.monotonic() - due if answer.status < 500 else math.inf
+                while answer.read1(READ_AT_ONCE):  # of a stream that does not end, what comes in time
+                    if time.monotonic() - due > TIMEOUT_S or self.stopped.is_set():
+                        raise TimeoutError
+                took = time.monotonic() - due if answer.status < 400 else math.inf
             except (OSError, http.client.HTTPException):
-                took, connection = math.inf, None
+                took = math.inf
+                if connection is not None:
+                    connection.close()
+                connection = None
             with self.lock:
                 self.ended.append(min(took, TIMEOUT_S))
             due = max(due + self.every_s, time.monotonic() - TIMEOUT_S)
 
 
-class Written:
+class LatencyFile:
     """What the service appends to a file: seconds, a line each request."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
+        path.unlink(missing_ok=True)
         path.write_bytes(b"")
 
     def take(self) -> list[float]:
         """See `Latencies`. Raises SpecError where a line is no number of seconds."""
-        with self.path.open("rb") as file:
-            file.seek(self.at)
-            data = file.read(FILE_MOST)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.at)
+                data = file.read(FILE_MOST)
+        except FileNotFoundError:  # put away; a new one begins anew
+            self.at = 0
+            return []
         whole = data[: data.rfind(b"\n") + 1]
         self.at += len(whole)
         return [self._seconds(line) for line in whole.split(b"\n") if line.strip()]

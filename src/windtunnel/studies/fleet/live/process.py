@@ -44,6 +44,7 @@ def launch(folder: Path, attempt: str, command: str, environment: Mapping[str, s
         env={**os.environ, **environment, "WINDTUNNEL_FOLDER": str(folder)},
         start_new_session=True,
         stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # of the shell, which tells of a signal; the command's is in the log
     ).pid
 
 
@@ -59,9 +60,12 @@ def number(folder: Path, attempt: str, patience_s: float) -> int | None:
 
 
 def status(folder: Path, attempt: str) -> int | None:
-    """The exit status of an attempt that ended by itself."""
+    """The exit status of an attempt that ended by itself; 1 where the job wrote something else there."""
     path = folder / f"exit.{attempt}"
-    return int(path.read_text()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    text = path.read_text(errors="replace").strip()
+    return int(text) if text.isdecimal() else 1
 
 
 def stop(pid: int, born: int) -> None:

@@ -256,6 +256,8 @@ def _of_release(name: str, wanted: str, path: Path) -> Profile:
     release = _nearest(wanted, releases)
     fields = {**document.get("defaults", {}), **(document["releases"][release] or {})}
     for since, rules in document.get("newer", {}).items():  # read, beside constants that nobody fitted
+        if not isinstance(rules, Mapping):
+            raise SpecError(f"newer of {name}: {since}", rules, "give fields of a profile", str(path))
         fields |= rules if order_of(str(since)) <= order_of(wanted) else {}
     profile = replace(_profile(name, wanted or release, fields, path), calibrated_to=release)
     newest = order_of(releases[-1])
