@@ -38,6 +38,15 @@ def test_more_tokens_and_more_sequences_never_take_less() -> None:
         assert more == sorted(more)
 
 
+@tables
+def test_heads_within_twice_of_those_that_were_timed_are_scaled_and_others_are_no_measurement() -> None:
+    timed, twice = (scan_s(B200, "vllm", "gdn", heads, 128, 128, 4096, 1) for heads in (64, 128))
+    assert timed is not None
+    assert twice is not None
+    assert twice > timed
+    assert scan_s(B200, "vllm", "gdn", 256, 128, 128, 4096, 1) is None
+
+
 def test_a_scan_without_a_table_takes_its_bytes_and_its_products() -> None:
     model = load_model("nemotron-3-nano")
     layer = next(one for one, _ in model.distinct_layers() if isinstance(one.attention, Recurrent))

@@ -12,6 +12,7 @@ import windtunnel
 from windtunnel.physics.model import load_model, read_config
 from windtunnel.physics.model.layers.tower import patch_operations, projector_operations, tower_shard
 from windtunnel.physics.model.operations import Shard
+from windtunnel.physics.model.reading import grammar
 
 HERE = Path(__file__).parent
 CATALOGUE = Path(windtunnel.__file__).parent / "physics" / "model" / "catalogue"
@@ -33,6 +34,12 @@ def test_parameters_of_sound_towers_are_those_that_transformers_builds(name: str
     sound = read_config(SOUNDS[name]["config"]).sound
     assert sound is not None
     assert sound.parameters == SOUNDS[name]["parameters"]
+
+
+@pytest.mark.parametrize("odd", ["1024", 0, -1, 2**60, True, None, [1]])
+def test_a_tower_whose_sizes_are_no_sizes_is_that_of_vit_l(odd: object) -> None:
+    assert grammar._tower({"hidden_size": odd}) == (24, 1024)
+    assert grammar._tower({"hidden_size": 1152, "num_hidden_layers": 27}) == (27, 1152)
 
 
 def test_a_clip_of_voxtral_by_hand() -> None:

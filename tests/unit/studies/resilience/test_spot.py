@@ -288,3 +288,5 @@ def test_a_restart_takes_from_the_minutes_that_follow_it(bert: SpotModel) -> Non
     assert [one.idle_s for one in fixed[:2]] == pytest.approx(idle(start))
     empty = varuna(bert, SpotTrace((Minute(0, 0, 0),), 0))
     assert (empty[0].layout, empty[0].samples, empty[0].idle_s) == ((0, 0), 0.0, interval_s)
+    nobody = on_demand(bert, SpotTrace((Minute(0, 0, 0),), 0))
+    assert (nobody[0].layout, nobody[0].move_ms) == ((0, 0), 0.0)
