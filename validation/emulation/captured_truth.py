@@ -27,6 +27,7 @@ from same import differences
 from truth import environment, free_port
 
 PATIENCE_S = 1200.0
+SETTLED_S = 0.005  # gloo's own thread lets go of tensors a little after who waits goes on
 
 
 class StepTaken(BaseException):
@@ -64,11 +65,18 @@ def play(folder: Path, step: int, target: list[str]) -> None:
         whole.write_bytes(write_program(replace(program, notes=())))
         whole.rename(folder / f"program_{rank}.jsonl.gz")
 
+    wait = dist.Work.wait
+
+    def settled(work: dist.Work, *args: object) -> object:
+        value = wait(work, *args)
+        time.sleep(SETTLED_S)
+        return value
+
     register_optimizer_step_post_hook(lambda *_: stepped.append(len(heard)))
     is_module = target[0] == "-m"
     name, *arguments = target[1:] if is_module else target
     with (
-        Replacements((dist.Work, "wait", in_context(outside_modes, dist.Work.wait))),
+        Replacements((dist.Work, "wait", in_context(outside_modes, settled))),
         Recording(None, heard=heard.append),
         Recorder(rank, world, None, device="cpu", first=step, on_step=done, on_bound=bound),
     ):
