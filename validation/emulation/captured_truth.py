@@ -5,8 +5,8 @@
 
 For each rank: the ops of the wanted step in order, with shapes and types; its communications, with members and bytes;
 the peak of its tensors. Ops that only give memory or look at data are left out on both sides, as they are in a program;
-of the real ranks also what gloo does in `wait`: it copies this rank's part of a reduce-scatter out there, as NCCL does
-not. Exit status 1 where anything differs by more than `--most` (of the peak, .01).
+of the real ranks also what gloo does in `wait` (it copies this rank's part of a reduce-scatter out there, as NCCL does
+not), what PyTorch reckons with to find a rank's place in a mesh, and the sizes of objects that are gathered. Exit status 1 where anything differs by more than `--most` (of the peak, .01).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def play(folder: Path, step: int, target: list[str]) -> None:
     from windtunnel.real.capture.arguments import Launch
     from windtunnel.real.capture.processes.rank_process import run_script
     from windtunnel.real.capture.recorder.recorder import Recorder
-    from windtunnel.real.capture.replacements import Replacements, in_context
-    from windtunnel.real.capture.torch_private.distributed import outside_modes
+    from windtunnel.real.capture.replacements import Replacements
+    from windtunnel.real.capture.torch_private.distributed import outside, real_device_meshes
+    from windtunnel.real.capture.virtual_world.objects import CALLS
     from windtunnel.real.emulate.tape.record_real import Recording
     from windtunnel.studies.programs.communication import Communication
     from windtunnel.studies.programs.program import RankProgram
@@ -76,7 +77,9 @@ def play(folder: Path, step: int, target: list[str]) -> None:
     is_module = target[0] == "-m"
     name, *arguments = target[1:] if is_module else target
     with (
-        Replacements((dist.Work, "wait", in_context(outside_modes, settled))),
+        Replacements((dist.Work, "wait", outside(settled))),
+        Replacements(*((dist, name, outside(getattr(dist, name))) for name in CALLS)),
+        real_device_meshes(),
         Recording(None, heard=heard.append),
         Recorder(rank, world, None, device="cpu", first=step, on_step=done, on_bound=bound),
     ):
