@@ -6,7 +6,8 @@
 For each rank: the ops of the wanted step in order, with shapes and types; its communications, with members and bytes;
 the peak of its tensors. Ops that only give memory or look at data are left out on both sides, as they are in a program;
 of the real ranks also what gloo does in `wait` (it copies this rank's part of a reduce-scatter out there, as NCCL does
-not), what PyTorch reckons with to find a rank's place in a mesh, and the sizes of objects that are gathered. Exit status 1 where anything differs by more than `--most` (of the peak, .01).
+not), what PyTorch reckons with to find a rank's place in a mesh, and the sizes of objects that are gathered.
+Exit status 1 where anything differs by more than `--most` (of the peak, .01).
 """
 
 from __future__ import annotations
