@@ -92,8 +92,8 @@ def _with_workers(
     launch: Launch, options: Options, out: Path, start: float, report: Report | None
 ) -> dict[str, object]:
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
-    waiting["hash_seed"] = first_hash_seed()
-    with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
+    seed = first_hash_seed()
+    with terminated_is_an_end(), Workers(PLAYS, **waiting, hash_seed=seed) as workers:  # type: ignore[arg-type]
         checks = Checks(launch, options.device, workers)
         try:
             return _captured(launch, options, workers, checks, out, start)
