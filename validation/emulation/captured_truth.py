@@ -5,8 +5,9 @@
 
 For each rank: the ops of the wanted step in order, with shapes and types; its communications, with members and bytes;
 the peak of its tensors. Ops that only give memory or look at data are left out on both sides, as they are in a program;
-of the real ranks also what gloo does in `wait`: it copies this rank's part of a reduce-scatter out there, as NCCL does
-not. Exit status 1 where anything differs by more than `--most` (of the peak, .01).
+of the real ranks also what gloo does in `wait` (it copies this rank's part of a reduce-scatter out there, as NCCL does
+not), what PyTorch reckons with to find a rank's place in a mesh, and the sizes of objects that are gathered.
+Exit status 1 where anything differs by more than `--most` (of the peak, .01).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from same import differences
 from truth import environment, free_port
 
 PATIENCE_S = 1200.0
+SETTLED_S = 0.005  # gloo's own thread lets go of tensors a little after who waits goes on
 
 
 class StepTaken(BaseException):
@@ -41,8 +43,9 @@ def play(folder: Path, step: int, target: list[str]) -> None:
     from windtunnel.real.capture.arguments import Launch
     from windtunnel.real.capture.processes.rank_process import run_script
     from windtunnel.real.capture.recorder.recorder import Recorder
-    from windtunnel.real.capture.replacements import Replacements, in_context
-    from windtunnel.real.capture.torch_private.distributed import outside_modes
+    from windtunnel.real.capture.replacements import Replacements
+    from windtunnel.real.capture.torch_private.distributed import outside, real_device_meshes
+    from windtunnel.real.capture.virtual_world.objects import CALLS
     from windtunnel.real.emulate.tape.record_real import Recording
     from windtunnel.studies.programs.communication import Communication
     from windtunnel.studies.programs.program import RankProgram
@@ -64,11 +67,20 @@ def play(folder: Path, step: int, target: list[str]) -> None:
         whole.write_bytes(write_program(replace(program, notes=())))
         whole.rename(folder / f"program_{rank}.jsonl.gz")
 
+    wait = dist.Work.wait
+
+    def settled(work: dist.Work, *args: object) -> object:
+        value = wait(work, *args)
+        time.sleep(SETTLED_S)
+        return value
+
     register_optimizer_step_post_hook(lambda *_: stepped.append(len(heard)))
     is_module = target[0] == "-m"
     name, *arguments = target[1:] if is_module else target
     with (
-        Replacements((dist.Work, "wait", in_context(outside_modes, dist.Work.wait))),
+        Replacements((dist.Work, "wait", outside(settled))),
+        Replacements(*((dist, name, outside(getattr(dist, name))) for name in CALLS)),
+        real_device_meshes(),
         Recording(None, heard=heard.append),
         Recorder(rank, world, None, device="cpu", first=step, on_step=done, on_bound=bound),
     ):

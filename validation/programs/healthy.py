@@ -1,6 +1,7 @@
 """Fifty healthy programs: the debugger is to say nothing of any, and each is to be captured and predicted.
 
     python validation/programs/healthy.py [--only "ddp"] [--ranks 4]
+    python validation/programs/healthy.py --truth --count 20    # on the CPU: real gloo ranks against a capture
 
 Each is put together of parts that people put together: how the model is divided (nothing, DistributedDataParallel,
 FSDP2, FSDP 1, HSDP, TP, sequence parallel, a pipeline, TP with FSDP2, context parallel, ZeRO's optimizer, local SGD,
@@ -434,6 +435,32 @@ def check(name: str, script: str, folder: Path, ranks: int) -> bool:
     return not said and not priced.returncode
 
 
+ON_CPU = (
+    ('device = torch.device("cuda", local)\ntorch.cuda.set_device(device)\n', 'device = torch.device("cpu")\n'),
+    ('"nccl", device_id=device', '"gloo"'),
+    (", device_ids=[local]", ""),
+    ('init_device_mesh("cuda"', 'init_device_mesh("cpu"'),
+    ("autocast('cuda'", "autocast('cpu'"),
+    ("GradScaler('cuda'", "GradScaler('cpu'"),
+)
+
+
+def compare(name: str, script: str, folder: Path) -> bool:
+    """Hold the capture of one, on the CPU, against real ranks: two, or four where its mesh has two dimensions."""
+    for gpu, cpu in ON_CPU:
+        script = script.replace(gpu, cpu)
+    (folder / "train.py").write_text(script)
+    ranks = "4" if "world // 2" in script else "2"
+    truth = Path(__file__).resolve().parents[1] / "emulation" / "captured_truth.py"
+    words = [sys.executable, "-W", "ignore", str(truth), "--ranks", ranks, "--", "train.py"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    error = [line for line in done.stderr.splitlines() if "Error" in line][: not done.stdout]
+    print(
+        f"{name}: {ranks} ranks, status {done.returncode}", *done.stdout.splitlines(), *error, sep="\n    ", flush=True
+    )
+    return not done.returncode
+
+
 def main() -> int:
     """Check all, or those whose name begins so."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -441,6 +468,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--show", action="store_true", help="print the scripts instead")
+    parser.add_argument("--truth", action="store_true", help="hold captures against real ranks instead")
     given = parser.parse_args()
     wrong, count = 0, 0
     for name, script in programs(given.count).items():
@@ -450,8 +478,11 @@ def main() -> int:
                 print(f"# {name}\n{script}")
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                wrong += not check(name, script, Path(folder), given.ranks)
-    print(f"{count - wrong} of {count}: captured, predicted, and nothing said")
+                place = Path(folder)
+                fits = compare(name, script, place) if given.truth else check(name, script, place, given.ranks)
+                wrong += not fits
+    what = "equal to real ranks" if given.truth else "captured, predicted, and nothing said"
+    print(f"{count - wrong} of {count}: {what}")
     return 1 if wrong else 0
 
 

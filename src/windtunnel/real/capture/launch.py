@@ -19,7 +19,7 @@ from typing import Any, Literal
 from windtunnel.errors import SpecError
 from windtunnel.process import terminated_is_an_end
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.checks import Checks
+from windtunnel.real.capture.checks import Checks, first_hash_seed
 from windtunnel.real.capture.period import Part, Period
 from windtunnel.real.capture.processes.conditions import ranks_named
 from windtunnel.real.capture.processes.leftovers import sweep
@@ -92,7 +92,8 @@ def _with_workers(
     launch: Launch, options: Options, out: Path, start: float, report: Report | None
 ) -> dict[str, object]:
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
-    with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
+    seed = first_hash_seed()
+    with terminated_is_an_end(), Workers(PLAYS, **waiting, hash_seed=seed) as workers:  # type: ignore[arg-type]
         checks = Checks(launch, options.device, workers)
         try:
             return _captured(launch, options, workers, checks, out, start)

@@ -121,3 +121,18 @@ def test_other_arguments_are_other_calls() -> None:
         assert [(whole * value).dtype for value in (2, 2.0, True)] == [torch.int64, torch.float32, torch.int64]
         assert x.sum(0).shape == (4,)
         assert x.sum(0, keepdim=True).shape == (1, 4)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy", "huber_loss", "l1_loss"]
+)
+def test_a_loss_takes_as_much_memory_as_a_real_one(name: str, reduction: str) -> None:
+    def sizes() -> list[int]:
+        x, y = torch.rand(4, 8, requires_grad=True), torch.rand(4, 8)
+        loss_of = getattr(torch.nn.functional, name)
+        return [loss_of(x, y, reduction=reduction).untyped_storage().nbytes() for _ in range(2)]
+
+    real = sizes()
+    with FakeTensorMode() as mode, Fast(FastFakes(mode)):
+        assert sizes() == real

@@ -141,3 +141,20 @@ def test_tensors_that_are_reduced_in_the_order_of_a_set_are_told(
     )
     assert all("train.py:11" in one["text"] for one in found)  # type: ignore[attr-defined]
     assert os.environ.get("PYTHONHASHSEED") is None
+
+
+def test_what_differs_under_the_same_order_too_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from windtunnel.real.capture.arguments import Launch
+    from windtunnel.real.capture.launch import Options, capture_job
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    # A process that plays a rank again loads less before it.
+    script = SCRIPT.replace("import torch,", "import sys, torch,", 1).replace("ORDER", "sorted(stats)")
+    script += "    words = list(set(stats))\n"
+    (tmp_path / "train.py").write_text(
+        script.replace("SIZE", "4 if 'torch.distributed.pipelining' in sys.modules else 5")
+    )
+    launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
+    assert capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"] == []

@@ -1,5 +1,6 @@
 """What real peers said, written and given again."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,23 @@ def test_a_monitored_barrier_is_passed_while_recording() -> None:
     finally:
         dist.destroy_process_group()
     assert [call.kind for call in heard] == ["barrier"]
+
+
+def test_a_recording_holds_no_tensor_of_a_communication_that_is_over() -> None:
+    import torch.distributed as dist
+
+    from windtunnel.real.emulate.tape.record_real import Recording
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with Recording(None):
+            tensor = torch.ones(8)
+            dist.all_reduce(tensor)
+            storage = tensor.untyped_storage()._weak_ref()
+            del tensor
+            until = time.monotonic() + 10.0  # gloo's own thread lets go of it a little later
+            while not torch.UntypedStorage._expired(storage) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert torch.UntypedStorage._expired(storage)
+    finally:
+        dist.destroy_process_group()

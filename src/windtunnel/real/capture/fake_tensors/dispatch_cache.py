@@ -10,6 +10,7 @@ What else follows from the key alone (specs, FLOPs, bytes) is found once and kep
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +37,10 @@ _PLAIN = frozenset(
 )  # arguments that are their own key
 _SLICE, _SELECT = torch.ops.aten.slice.Tensor, torch.ops.aten.select.int
 _LIFT = torch.ops.aten.lift_fresh.default
+# Real kernels write the loss of each element, and the mean into the same storage, which stays as large.
+_IN_PLACE_MEANS = frozenset(
+    id(getattr(torch.ops.aten, f"{name}_loss").default) for name in ("mse", "smooth_l1", "soft_margin")
+) | {id(torch.ops.aten.binary_cross_entropy.default)}
 _default_dtype, _inference = torch.get_default_dtype, torch.is_inference_mode_enabled
 
 
@@ -129,7 +134,11 @@ class FastFakes:
 
     def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> object:
         with self._aside:
-            return self._mode.dispatch(func, types, args, kwargs)
+            out = self._mode.dispatch(func, types, args, kwargs)
+            if id(func) in _IN_PLACE_MEANS and not out.shape:
+                terms = torch.broadcast_shapes(args[0].shape, args[1].shape)
+                out.untyped_storage().resize_(math.prod(terms) * out.element_size())
+            return out
 
     def _slice(
         self, tensor: FakeTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
@@ -248,6 +257,8 @@ class FastFakes:
             view_of = storages.get(storage, -1)
             if view_of < 0 and (storage in own or value.storage_offset()):
                 return None
+            if view_of < 0 and not value.shape and value.untyped_storage().nbytes() > value.element_size():
+                return None  # a mean that lies where its terms lay
             own.add(storage)
             device = value._fake_device
             attributes = self._attributes.get(device)

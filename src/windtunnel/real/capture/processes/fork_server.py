@@ -37,6 +37,8 @@ def main() -> None:
     settings = json.loads(sys.stdin.buffer.readline() or b"{}")
     if not settings:
         return
+    if settings["hash_seed"]:
+        del os.environ["PYTHONHASHSEED"]  # this interpreter has it; a script finds what it would on a cluster
     adopt_orphans()
     signal.signal(signal.SIGTERM, _end)
     folder: Path | None = None

@@ -102,7 +102,7 @@ class Workers:
         self._server = RankServer()
         try:
             self._server.start(self._hash_seed)
-            self._server.say({**self.settings, "folder": str(self._server.place)})
+            self._server.say({**self.settings, "folder": str(self._server.place), "hash_seed": self._hash_seed})
             loading = _Running(self._server.pid)
             while self._folder is None:
                 self.report(0, 1, "loading PyTorch")

@@ -85,6 +85,7 @@ class Recording:
                 self._asking.exchange = None
                 describe(*args)
                 exchange, group = self._asking.exchange, self._asking.group
+                self._asking.exchange = None  # it would hold these tensors until the next call
                 key = self._numbering.key(exchange.call, exchange.outputs) if exchange is not None else ()
             if exchange is not None and self._heard is not None:
                 self._heard(exchange.call)
