@@ -315,6 +315,23 @@ def test_a_stream_without_an_end_is_let_go():
         server.kill()
 
 
+def test_a_service_is_asked_over_one_connection_and_each_answer_counts():
+    text = STREAM.replace("while True:", "for _ in range(2):").replace("time.sleep(0.01)", "print(self.client_address)")
+    text = text.replace("    def do_GET", '    protocol_version = "HTTP/1.1"\n    def do_GET')
+    text = text.replace("self.end_headers()", 'self.send_header("Content-Length", "8"); self.end_headers()')
+    with subprocess.Popen([sys.executable, "-uc", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        probe = Probe(f"http://127.0.0.1:{int(server.stdout.readline())}/", 0.02)
+        time.sleep(1.0)
+        probe.close()
+        server.kill()
+        callers = set(server.stdout.read().splitlines())
+    latencies = probe.take()
+    assert len(latencies) >= 5
+    assert max(latencies) < 5.0  # none was lost
+    assert len(callers) == 1
+
+
 SLOW = """
 import http.server, time
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -76,6 +76,7 @@ class Probe:
                 while answer.read1(READ_AT_ONCE):  # of a stream that does not end, what comes in time
                     if time.monotonic() - due > TIMEOUT_S or self.stopped.is_set():
                         raise TimeoutError
+                answer.close()  # read to its end, so that the connection stays
                 took = time.monotonic() - due if answer.status < 400 else math.inf
             except (OSError, http.client.HTTPException):
                 took = math.inf
