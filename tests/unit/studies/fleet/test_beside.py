@@ -29,7 +29,7 @@ def window(p95_s, *, guests=(), cores=2.0, frozen=(), waiting=False, memory=0.5)
 
 
 def test_cores_fall_by_half_at_most_while_it_is_late_and_never_to_nothing():
-    controller = Controller(2.0)
+    controller = Controller(2.0, quota=2.0)
     cores = [controller.decide(window(0.1, guests=[guest(0)], cores=controller.quota)).cores for _ in range(12)]
     assert cores[0] == pytest.approx(1.0)
     assert all(later >= max(LEAST_CORES, before / 2) - 1e-12 for before, later in pairwise(cores))
@@ -37,11 +37,11 @@ def test_cores_fall_by_half_at_most_while_it_is_late_and_never_to_nothing():
 
 
 def test_a_little_late_is_cut_by_as_much():
-    assert Controller(2.0).decide(window(0.0121)).cores == pytest.approx(2.0 * 0.011 / 0.0121)
+    assert Controller(2.0, quota=2.0).decide(window(0.0121)).cores == pytest.approx(2.0 * 0.011 / 0.0121)
 
 
 def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
-    controller = Controller(2.0, RULES["rose"])
+    controller = Controller(2.0, RULES["rose"], quota=2.0)
     guests, frozen, steps = [guest(0, began_s=1.0), guest(1, began_s=2.0)], set(), []
     for _ in range(30):
         action = controller.decide(window(0.1, guests=guests, cores=controller.quota, frozen=frozen))
@@ -58,6 +58,15 @@ def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
         assert not controller.decide(window(ALONE_S, guests=[guest(2)], waiting=True)).admit
     assert controller.decide(window(ALONE_S, guests=[guest(2)], waiting=True)).admit  # only with all cores back
     assert controller.quota == 2.0
+
+
+def test_late_windows_of_lately_cost_cores_and_no_more():
+    controller = Controller(2.0, quota=2.0)
+    lately = [Window(0.0105, ALONE_S, TARGET_S, 2.0, 0.5, [guest(0)], lately_s=0.0121) for _ in range(40)]
+    actions = [controller.decide(window) for window in lately]
+    assert actions[0].cores == pytest.approx(2.0 * 0.011 / 0.0121)
+    assert actions[-1].cores == LEAST_CORES
+    assert not any(action.freeze is not None or action.leave is not None for action in actions)
 
 
 def test_who_was_evicted_comes_back_once_the_service_is_in_time():
@@ -323,10 +332,10 @@ def test_a_service_is_asked_over_one_connection_and_each_answer_counts():
         assert server.stdout is not None
         probe = Probe(f"http://127.0.0.1:{int(server.stdout.readline())}/", 0.02)
         time.sleep(1.0)
+        latencies = probe.take()
         probe.close()
         server.kill()
         callers = set(server.stdout.read().splitlines())
-    latencies = probe.take()
     assert len(latencies) >= 5
     assert max(latencies) < 5.0  # none was lost
     assert len(callers) == 1

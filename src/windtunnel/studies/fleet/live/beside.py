@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,8 +31,9 @@ REMEDY = "give `jobs`, each with job and command, and cpus and memory where they
 PREFIX = "windtunnel-beside-"
 JOBS_MOST = 1000
 NAME_MOST = 200  # bytes
-REQUESTS = 100  # that a window's p95 is of
-WINDOW_S = 2.0  # at most, where requests are few
+REQUESTS = 300  # that a window's p95 is of
+LATELY = 1000  # the last ones, over several windows: their p95 is what a service is promised
+WINDOW_S = 4.0  # at most, where requests are few
 TICK_S = 0.05
 START_S = 60.0  # until a service answers
 ENOUGH = 20  # requests that a p95 can be told from
@@ -172,6 +174,7 @@ class Beside:
         self.batch.stand_behind()
         self.alone, self.beside, self.first = Phase(), Phase(), Phase()
         self.late = self.windows = self.freezes = self.evictions = 0
+        self.last: deque[float] = deque(maxlen=LATELY)  # requests beside batch jobs
         self.curve: list[tuple[float, float, float]] = []
         self.began_s = time.monotonic()
 
@@ -191,6 +194,7 @@ class Beside:
                 raise UserError(f"the service cannot keep up alone: {pace}; give --every {2 * usual:.2g}s or more")
             self.began_s = time.monotonic()
             next_alone = self.began_s + self.question.again
+            self.batch.limit_cores(self.controller.quota)
             self._admit()
             while any(job.state == "running" for job in self.jobs) or self._waiting():
                 self._window(latencies, p95_of(self.alone.latencies) or alone_s)
@@ -285,12 +289,14 @@ class Beside:
         phase = self.beside if self.windows else self.first
         self._count(phase, busy, whole)
         phase.latencies += ended
+        self.last.extend(ended)
         p95, target = p95_of(ended), self.target_s
         guests = [self._guest(job) for job in self.jobs if job.state == "running"]
         frozen = frozenset(job.index for job in self.jobs if job.frozen)
         free, installed = memory()
         batch_cores = (self.batch.cpu_s() - cpu_s) / lasted
-        window = Window(p95, alone_s, target, batch_cores, 1.0 - free / installed, guests, frozen, self._waiting())
+        waits, lately_s = self._waiting(), p95_of(self.last)
+        window = Window(p95, alone_s, target, batch_cores, 1.0 - free / installed, guests, frozen, waits, lately_s)
         self.windows += 1
         self.late += p95 is not None and p95 > target
         self.curve.append((time.monotonic() - self.began_s, p95 or 0.0, self.controller.quota))

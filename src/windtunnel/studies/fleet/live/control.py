@@ -1,11 +1,13 @@
 """What a node's agent does for the service beside batch jobs: the ladder of over-subscription, one window at a time.
 
-    late       the service's p95 over its target: the batch jobs' cores are cut (`throttle`, at most by half at once)
+    begin      with a tenth of the machine's cores
+    late       the service's p95 over its target, in this window or lately: the batch jobs' cores are cut
+               (`throttle`, at most by half at once)
     still late with hardly any cores, `windows` in a row: the victim is frozen, one a window
     ... with all frozen: the victim leaves: asked to save, stopped, and started again later, `retries` times at most
     memory     hardly any free: the victim leaves at once
-    calm       p95 below the middle between alone and the target: thaw one; else cores grow by a tenth of the machine's;
-               with all cores back, or where none is here, the next job that waits comes in
+    calm       p95, lately too, below the middle between alone and the target: thaw one; else cores grow by a tenth of
+               the machine's; with all cores back, or where none is here, the next job that waits comes in
 
 The victim is that of the simulated policies (`studies/fleet/policies/oversubscribe.py`): the youngest (`rose`), or
 whose leaving costs least (`rose-qos`). This is a pure function of what was measured and of its own few counts.
@@ -24,7 +26,10 @@ GROWTH = 0.1  # of the machine's cores, in a calm window
 
 @dataclass(frozen=True)
 class Window:
-    """What was measured in one. `p95_s`: None without requests; `guests`: batch jobs here, frozen ones by `frozen`."""
+    """What was measured in one. `p95_s`: None without requests; `guests`: batch jobs here, frozen ones by `frozen`.
+
+    `lately_s`: p95 over the last windows together.
+    """
 
     p95_s: float | None
     alone_s: float
@@ -34,6 +39,7 @@ class Window:
     guests: Sequence[Running]
     frozen: frozenset[int] = frozenset()
     waiting: bool = False
+    lately_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Controller:
     late: int = 0  # windows in a row
 
     def __post_init__(self) -> None:
-        self.quota = self.quota or self.cores
+        self.quota = self.quota or GROWTH * self.cores  # few at first: nobody knows yet what the service stands
 
     @property
     def victim(self) -> Callable[[Sequence[Running]], Running]:
@@ -75,7 +81,10 @@ class Controller:
             self.late += 1
             return self._relieve(window)
         self.late = 0
-        if window.p95_s > (window.alone_s + window.target_s) / 2.0:
+        if window.lately_s is not None and window.lately_s > window.target_s:
+            self._cut(window, window.lately_s)
+            return Action(self.quota, admit=empty)
+        if max(window.p95_s, window.lately_s or 0.0) > (window.alone_s + window.target_s) / 2.0:
             return Action(self.quota, admit=empty)
         if window.frozen:
             return Action(self.quota, thaw=min(window.frozen))
@@ -85,8 +94,7 @@ class Controller:
 
     def _relieve(self, window: Window) -> Action:
         assert window.p95_s is not None, "late"
-        used = min(self.quota, max(window.batch_cores, LEAST_CORES))
-        self.quota = max(LEAST_CORES, used * throttle(used * (1.0 - window.target_s / window.p95_s), used))
+        self._cut(window, window.p95_s)
         if self.quota > LEAST_CORES or self.late <= self.rules.windows:
             return Action(self.quota)
         moving = [guest for guest in window.guests if guest.task not in window.frozen]
@@ -95,3 +103,8 @@ class Controller:
         if window.guests and self.late > 2 * self.rules.windows:
             return Action(self.quota, leave=self.victim(window.guests).task)
         return Action(self.quota)
+
+    def _cut(self, window: Window, p95_s: float) -> None:
+        """Fewer cores, by as much as the service is late."""
+        used = min(self.quota, max(window.batch_cores, LEAST_CORES))
+        self.quota = max(LEAST_CORES, used * throttle(used * (1.0 - window.target_s / p95_s), used))
