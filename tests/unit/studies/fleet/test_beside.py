@@ -195,10 +195,13 @@ def test_half_a_core_is_half_a_core_and_frozen_is_none(group):
     share = (half.cpu_s() - used) / (time.monotonic() - began)
     assert share < 0.55  # at most; less only where others have the cores
     half.freeze(on=True)
-    time.sleep(0.05)
-    used = half.cpu_s()
-    time.sleep(0.3)
-    assert half.cpu_s() - used < 0.01
+    until = time.monotonic() + 10
+    while time.monotonic() < until:  # a kernel that is busy freezes late
+        used = half.cpu_s()
+        time.sleep(0.3)
+        if half.cpu_s() == used:
+            break
+    assert half.cpu_s() == used
     assert half.processes() == [child.pid]
     half.remove()  # frozen as it is
     assert child.wait(timeout=10) == -9
@@ -239,7 +242,7 @@ def test_jobs_run_beside_a_service_and_nothing_is_left(tmp_path):
     question = FleetBeside(
         jobs=str(tmp_path / "jobs.yaml"),
         service=f"{sys.executable} {tmp_path}/service.py",
-        alone=0.5,
+        alone=2.0,
         p95=10.0,
         longest=60.0,
     )
@@ -273,11 +276,11 @@ def test_a_frozen_job_ends_with_the_group_above_it(group):
 
 @live
 def test_a_service_that_dies_midway_is_one_error_and_jobs_may_save(tmp_path):
-    (tmp_path / "service.py").write_text(SERVICE.replace("while True:", "for _ in range(300):"))
+    (tmp_path / "service.py").write_text(SERVICE.replace("while True:", "for _ in range(800):"))
     saves = f"trap 'echo saved > {tmp_path}/saved; exit 0' TERM; while true; do sleep 0.05; done"
     (tmp_path / "jobs.yaml").write_text(f"jobs: [{{command: {saves!r}}}]".replace("\\'", "''"))
     question = FleetBeside(
-        jobs=str(tmp_path / "jobs.yaml"), service=f"{sys.executable} {tmp_path}/service.py", alone=0.5, p95=10.0
+        jobs=str(tmp_path / "jobs.yaml"), service=f"{sys.executable} {tmp_path}/service.py", alone=2.0, p95=10.0
     )
     with pytest.raises(UserError, match="the service ended with 0"):
         beside.answer_beside(question, tmp_path / "out")

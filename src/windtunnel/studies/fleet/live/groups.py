@@ -45,7 +45,7 @@ class Group(ABC):
         self._open()
         group = type(self)([folder / name for folder in self.folders])
         for folder in group.folders:
-            folder.mkdir(exist_ok=True)
+            _make(folder)
         return group
 
     def children(self) -> list[Group]:
@@ -106,7 +106,7 @@ class Group(ABC):
 
     @abstractmethod
     def limit_memory(self, size: int | None) -> None:
-        """So many bytes at most; None: all."""
+        """So many bytes at most, swap too; None: all."""
 
     @abstractmethod
     def stand_behind(self) -> None:
@@ -140,6 +140,7 @@ class Version2(Group):
     def limit_memory(self, size: int | None) -> None:
         """See `Group`."""
         _put(self.folders[0] / "memory.max", "max" if size is None else str(size))
+        _try(self.folders[0] / "memory.swap.max", "max" if size is None else "0")
 
     def stand_behind(self) -> None:
         """See `Group`."""
@@ -182,6 +183,7 @@ class Version1(Group):
     def limit_memory(self, size: int | None) -> None:
         """See `Group`."""
         _put(self._of("memory") / "memory.limit_in_bytes", str(-1 if size is None else size))
+        _try(self._of("memory") / "memory.memsw.limit_in_bytes", str(-1 if size is None else size))
 
     def stand_behind(self) -> None:
         """See `Group`."""
@@ -230,7 +232,7 @@ def _delegated(group: Group) -> Group:
     if not isinstance(group, Version2) or not os.access(folder / "cgroup.procs", os.W_OK):
         raise UserError(f"{group.folders[0]}: control groups cannot be written here; {NEEDS}")
     leaf = folder / "windtunnel-itself"
-    leaf.mkdir(exist_ok=True)
+    _make(leaf)
     _put(leaf / "cgroup.procs", "0")
     _try(folder / "cgroup.subtree_control", "+cpu +memory")
     if not {"cpu", "memory"} <= set(_words(folder / "cgroup.subtree_control")):
@@ -248,6 +250,13 @@ def _words(path: Path) -> list[str]:
 
 def _fields(path: Path) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made: {error.strerror}; {NEEDS}") from error
 
 
 def _put(path: Path, text: str) -> None:
