@@ -369,7 +369,7 @@ def test_a_service_that_is_asked_too_fast_is_one_error(tmp_path):
             service="sleep 60",
             probe=f"http://127.0.0.1:{port}/",
             every=0.01,
-            alone=2.0,
+            alone=4.0,
         )
         with pytest.raises(UserError, match="cannot keep up alone"):
             beside.answer_beside(question, tmp_path / "out")
