@@ -7,7 +7,7 @@ An index out of E (from `topk`, `argmax`, `sort` over E entries) hits a given on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -25,6 +25,9 @@ _CARRIES = frozenset(
 )
 
 
+Figure = TypeVar("Figure", int, float)
+
+
 class Choices:
     """By number of storage, which `number_of` finds or gives."""
 
@@ -40,11 +43,9 @@ class Choices:
 
     def moved(self, sources: Sequence[torch.Tensor], brought: Sequence[torch.Tensor]) -> None:
         """Peers sent what is like `sources`: choices out of as many, masks of which as large a share is true."""
-        for table in (self.widths, self.shares):
-            like = next((table[n] for t in sources if (n := self._number_of(t)) in table), None)
-            if like is not None:
-                for tensor in brought:
-                    table[self._number_of(tensor)] = like  # type: ignore[assignment]
+        of, to = [list(map(self._number_of, tensors)) for tensors in (sources, brought)]
+        _carry(self.widths, of, to)
+        _carry(self.shares, of, to)
 
     def follow_op(
         self,
@@ -98,6 +99,12 @@ class Choices:
             share = below if short in ("lt", "le") else 1 - below
         if share is not None:
             self.shares[self._number_of(outputs[0])] = share
+
+
+def _carry(table: dict[int, Figure], of: Sequence[int], to: Sequence[int]) -> None:
+    like = next((table[number] for number in of if number in table), None)
+    if like is not None:
+        table.update(dict.fromkeys(to, like))
 
 
 def _is_index(tensor: torch.Tensor) -> bool:

@@ -22,10 +22,8 @@ CATALOGUE_TERMS = {"catalogue", "accelerator", "regions"}
 
 def pools_of(terms: Mapping[str, object], folder: Path, where: str) -> Iterator[dict[str, object]]:
     """Pools with names and prices, from one that names a catalogue. Raises UserError."""
-    own, others = (
-        {key: terms[key] for key in CATALOGUE_TERMS & set(terms)},
-        {key: terms[key] for key in set(terms) - CATALOGUE_TERMS},
-    )
+    own = {key: value for key, value in terms.items() if key in CATALOGUE_TERMS}
+    others = {key: value for key, value in terms.items() if key not in CATALOGUE_TERMS}
     if not isinstance(own.get("catalogue"), str):
         raise SpecError("catalogue", own.get("catalogue"), "name the file of prices, such as aws.csv", where)
     path = folder / str(own["catalogue"])
@@ -45,13 +43,8 @@ def pools_of(terms: Mapping[str, object], folder: Path, where: str) -> Iterator[
         if region not in prices:
             sold = ", ".join(sorted(prices)[:12])
             raise SpecError("regions", region, f"{path.name} has {accelerator} in {sold}", where)
-        name = f"{others.get('name', path.stem)} {region}"
-        yield {
-            "owner": str(others.get("name", path.stem)),
-            **others,
-            "name": name,
-            "price_per_gpu_hour": prices[region],
-        }
+        owner = str(others.get("name", path.stem))
+        yield {"owner": owner, **others, "name": f"{owner} {region}", "price_per_gpu_hour": prices[region]}
 
 
 def prices_of(path: Path, accelerator: str, column: str) -> tuple[dict[str, float], set[str]]:

@@ -118,4 +118,4 @@ def _weight(queue: Object) -> float:
 
 def _number(text: str, default: float) -> float:
     value = number_of(text) if text else default
-    return value if value == value and abs(value) < 1e9 else default
+    return value if abs(value) < 1e9 else default  # not where it is no number

@@ -70,7 +70,6 @@ class BesideRun(Answer):
     policy: str
     p95_alone_s: float
     p95_beside_s: float | None
-    p95_first_s: float | None  # of requests before the controller had its first window
     target_s: float
     use_alone: float
     use_beside: float
@@ -172,7 +171,7 @@ class Beside:
         self.service, self.batch = group.child("service"), group.child("batch")
         self.service.stand_before()
         self.batch.stand_behind()
-        self.alone, self.beside, self.first = Phase(), Phase(), Phase()
+        self.alone, self.beside = Phase(), Phase()
         self.late = self.windows = self.freezes = self.evictions = 0
         self.last: deque[float] = deque(maxlen=LATELY)  # requests beside batch jobs
         self.curve: list[tuple[float, float, float]] = []
@@ -209,9 +208,7 @@ class Beside:
                     next_alone = time.monotonic() + self.question.again
             return self._answer()
         finally:
-            for job in self.jobs:
-                if job.state == "running":
-                    self._leave(job, "cut off")
+            self._cut_off()
             latencies.close()
             self._stop(self.folder / "service", "1")
 
@@ -286,9 +283,8 @@ class Beside:
                 break
         self._check_service()
         lasted = time.monotonic() - began
-        phase = self.beside if self.windows else self.first
-        self._count(phase, busy, whole)
-        phase.latencies += ended
+        self._count(self.beside, busy, whole)
+        self.beside.latencies += ended
         self.last.extend(ended)
         p95, target = p95_of(ended), self.target_s
         guests = [self._guest(job) for job in self.jobs if job.state == "running"]
@@ -378,20 +374,22 @@ class Beside:
         self.batch.limit_cores(None if self.controller.quota >= self.cores else self.controller.quota)
         self._gone(job, state)
 
-    def _answer(self) -> BesideRun:
+    def _cut_off(self) -> None:
+        """Jobs that still run end."""
         for job in self.jobs:
             if job.state == "running":
                 self._leave(job, "cut off")
+
+    def _answer(self) -> BesideRun:
+        self._cut_off()
         alone_s = p95_of(self.alone.latencies)
         assert alone_s is not None, "measured at first"
-        beside_s = p95_of(self.beside.latencies or self.first.latencies)
         given_up = [job.name for job in self.jobs if job.state == "given up"]
         often = self.controller.rules.retries + 1
         warnings = [f"evicted {often} times, not started again: {', '.join(given_up)}"] if given_up else []
         return BesideRun(
-            self.question.policy, alone_s, beside_s, p95_of(self.first.latencies), self.target_s, self.alone.use,
-            self.beside.use or self.first.use, sum(job.cpu_s for job in self.jobs), self.late, self.windows,
-            self.freezes, self.evictions,
+            self.question.policy, alone_s, p95_of(self.beside.latencies), self.target_s, self.alone.use,
+            self.beside.use, sum(job.cpu_s for job in self.jobs), self.late, self.windows, self.freezes, self.evictions,
             tuple(
                 {"job": job.name, "state": job.state, "cpu_s": round(job.cpu_s, 3), "starts": job.starts}
                 for job in self.jobs

@@ -91,9 +91,9 @@ class Group(ABC):
             while folder.is_dir():
                 try:
                     folder.rmdir()
-                except OSError:  # a process that was killed a moment ago still counts
+                except OSError as error:  # a process that was killed a moment ago still counts
                     if time.monotonic() > until:
-                        raise
+                        raise UserError(f"{folder}: cannot be taken away: {error.strerror}") from error
                     time.sleep(0.01)
 
     @abstractmethod
