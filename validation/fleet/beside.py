@@ -1,6 +1,6 @@
 """A real service beside real batch jobs on this machine: its p95 and the machine's use, alone and beside, in turns.
 
-    sudo python validation/fleet/beside.py [--seconds 150] [--without]
+    sudo python validation/fleet/beside.py [--seconds 150] [--turn 10] [--jobs count,sort] [--without]
 
 The service answers HTTP requests that take some milliseconds of Python each, a hundred a second. Beside it, as many
 endless batch jobs as cores: one counts, one sorts what lies in memory, one writes files. `--without`: the same with a
@@ -45,28 +45,31 @@ def main() -> None:
     """Run it, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--turn", type=float, default=10.0, help="seconds alone, and beside, in turns")
+    parser.add_argument("--jobs", default=",".join(JOBS), help="names of batch jobs")
     parser.add_argument("--without", action="store_true", help="no controller")
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "service.py").write_text(SERVICE)
         rows = []
-        for job, code in JOBS.items():
-            (folder / f"{job}.py").write_text(code)
+        for job in words.jobs.split(","):
+            (folder / f"{job}.py").write_text(JOBS[job])
             command = f"cd {folder} && exec {sys.executable} {job}.py"
             rows.append(f"  - {{job: {job}, cpus: 0.6, command: '{command}'}}")
         (folder / "jobs.yaml").write_text("jobs:\n" + "\n".join(rows))
         if words.without:
             for version in (Version1, Version2):
                 version.stand_behind = version.stand_before = lambda self: None  # type: ignore[method-assign]
+                version.limit_disks = lambda self, rate: None  # type: ignore[method-assign]
         run = answer_beside(
             FleetBeside(
                 jobs=str(folder / "jobs.yaml"),
                 service=f"exec {sys.executable} {folder}/service.py",
                 probe=f"http://127.0.0.1:{PORT}/",
                 every=0.01,
-                alone=10.0,
-                again=10.0,
+                alone=words.turn,
+                again=words.turn,
                 longest=words.seconds,
                 p95=60.0 if words.without else None,
             ),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.fleet.further import FleetBeside
-from windtunnel.studies.fleet.live import beside, process
+from windtunnel.studies.fleet.live import beside, groups, process
 from windtunnel.studies.fleet.live.control import Controller, Window
 from windtunnel.studies.fleet.live.groups import LEAST_CORES, PERIOD_US, Version1, Version2, root_group
 from windtunnel.studies.fleet.live.latency import LatencyFile, Probe
@@ -30,14 +31,31 @@ def window(p95_s, *, guests=(), cores=2.0, frozen=(), waiting=False, memory=0.5)
 
 def test_cores_fall_by_half_at_most_while_it_is_late_and_never_to_nothing():
     controller = Controller(2.0, quota=2.0)
-    cores = [controller.decide(window(0.1, guests=[guest(0)], cores=controller.quota)).cores for _ in range(12)]
+    cores = []
+    for _ in range(12):
+        controller.decide(window(0.1, guests=[guest(0)], cores=controller.quota))
+        cores.append(controller.quota)
     assert cores[0] == pytest.approx(1.0)
     assert all(later >= max(LEAST_CORES, before / 2) - 1e-12 for before, later in pairwise(cores))
     assert cores[-1] == LEAST_CORES
 
 
 def test_a_little_late_is_cut_by_as_much():
-    assert Controller(2.0, quota=2.0).decide(window(0.0121)).cores == pytest.approx(2.0 * 0.011 / 0.0121)
+    controller = Controller(2.0, quota=2.0)
+    controller.decide(window(0.0121))
+    assert controller.quota == pytest.approx(2.0 * 0.011 / 0.0121)
+
+
+def test_disks_are_a_share_of_what_was_moved_at_most_and_all_with_all_cores():
+    controller = Controller(2.0)
+    assert controller.disk_rate is None  # nobody knows yet what they move
+    controller.decide(replace(window(ALONE_S, guests=[guest(0)]), disk_rate=400e6))
+    assert controller.disk_rate == pytest.approx(0.2 * 400e6)
+    controller.decide(replace(window(0.1, guests=[guest(0)], cores=controller.quota), disk_rate=80e6))
+    assert controller.disk_rate == pytest.approx(0.1 * 400e6)
+    for _ in range(20):
+        controller.decide(window(ALONE_S, guests=[guest(0)]))
+    assert controller.disk_rate is None
 
 
 def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
@@ -63,9 +81,10 @@ def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
 def test_late_windows_of_lately_cost_cores_and_no_more():
     controller = Controller(2.0, quota=2.0)
     lately = [Window(0.0105, ALONE_S, TARGET_S, 2.0, 0.5, [guest(0)], lately_s=0.0121) for _ in range(40)]
-    actions = [controller.decide(window) for window in lately]
-    assert actions[0].cores == pytest.approx(2.0 * 0.011 / 0.0121)
-    assert actions[-1].cores == LEAST_CORES
+    actions = [controller.decide(lately[0])]
+    assert controller.quota == pytest.approx(2.0 * 0.011 / 0.0121)
+    actions += [controller.decide(window) for window in lately[1:]]
+    assert controller.quota == LEAST_CORES
     assert not any(action.freeze is not None or action.leave is not None for action in actions)
 
 
@@ -81,8 +100,9 @@ def test_who_was_evicted_comes_back_once_the_service_is_in_time():
 def test_between_calm_and_late_nothing_moves():
     controller = Controller(2.0, quota=1.0)
     action = controller.decide(window(0.0108, guests=[guest(1)], frozen={1}, waiting=True))
-    assert (action.cores, action.freeze, action.thaw, action.leave, action.admit) == (1.0, None, None, None, False)
-    assert controller.decide(window(None)).cores == 1.0
+    assert (action.freeze, action.thaw, action.leave, action.admit) == (None, None, None, False)
+    controller.decide(window(None))
+    assert controller.quota == 1.0
 
 
 def test_memory_goes_first_and_the_victim_is_the_policys():
@@ -92,7 +112,7 @@ def test_memory_goes_first_and_the_victim_is_the_policys():
     assert Controller(2.0, RULES["rose-qos"]).decide(full).leave == 1  # that has just saved
 
 
-def test_version_2_writes_the_kernels_words(tmp_path):
+def test_version_2_writes_the_kernels_words(tmp_path, monkeypatch):
     top = Version2([tmp_path])
     (tmp_path / "cgroup.subtree_control").write_text("")
     group = top.child("batch")
@@ -105,6 +125,17 @@ def test_version_2_writes_the_kernels_words(tmp_path):
     assert (folder / "cpu.max").read_text() == f"max {PERIOD_US}"
     group.limit_memory(1 << 30)
     assert (folder / "memory.max").read_text() == "1073741824"
+    (folder / "io.max").write_text("")
+    monkeypatch.setattr(groups, "disks", lambda: ["254:0"])
+    group.limit_disks(8e6)
+    assert (folder / "io.max").read_text() == "254:0 rbps=8000000 wbps=8000000"
+    group.limit_disks(None)
+    assert (folder / "io.max").read_text() == "254:0 rbps=max wbps=max"
+    assert group.disk_bytes() == 0
+    (folder / "io.stat").write_text(
+        "254:0 rbytes=10 wbytes=20 rios=3 wios=4 dbytes=5 dios=6\n8:0 rbytes=1 wbytes=2 rios=1\n"
+    )
+    assert group.disk_bytes() == 33
     group.stand_behind()
     assert (folder / "cpu.idle").read_text() == "1"
     group.freeze(on=True)
@@ -205,6 +236,41 @@ def test_half_a_core_is_half_a_core_and_frozen_is_none(group):
     assert half.processes() == [child.pid]
     half.remove()  # frozen as it is
     assert child.wait(timeout=10) == -9
+
+
+WRITER = """
+import os, sys
+file = open(sys.argv[1], "wb")
+for _ in range(32):
+    file.write(bytes(1 << 20))
+    file.flush()
+    os.fsync(file.fileno())
+"""
+
+
+@live
+def test_a_writer_moves_no_more_than_it_may(group, tmp_path):
+    slow = group.child("slow")
+    slow.limit_disks(16 << 20)
+    (tmp_path / "writer.py").write_text(WRITER)
+    written = tmp_path / "written"
+    began = time.monotonic()
+    child = subprocess.Popen(["/bin/sh", "-c", f"{slow.entry()} exec {sys.executable} {tmp_path}/writer.py {written}"])
+    assert child.wait(timeout=60) == 0
+    if slow.disk_bytes() < 32 << 20:
+        pytest.skip("its file lies on no disk of this machine that can be limited")
+    assert time.monotonic() - began > 1.5  # 32 MiB in two seconds, and some at once
+
+
+def test_a_machine_is_as_busy_as_it_is_not_idle():
+    busy, whole = beside.machine_times()
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        pass
+    now_busy, now_whole = beside.machine_times()
+    assert now_whole - whole == pytest.approx(0.5 * os.cpu_count(), rel=0.2)
+    assert now_busy - busy <= now_whole - whole + 0.03 * os.cpu_count()  # idle time comes in ticks
+    assert now_busy - busy > 0.3  # this loop's core; a hypervisor's pauses count as neither
 
 
 @live

@@ -128,10 +128,14 @@ def p95_of(latencies: Sequence[float]) -> float | None:
 
 
 def machine_times() -> tuple[float, float]:
-    """(busy, all) seconds of all cores since the machine started."""
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+    """(busy, all) seconds of all cores, from some moment on.
+
+    All that is not idle: the kernel times idleness, and only counts at each tick who runs, which misses what sleeps
+    in step with the ticks.
+    """
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    whole = time.monotonic() * (os.cpu_count() or 1)
+    return whole - (int(words[4]) + int(words[5])) / os.sysconf("SC_CLK_TCK"), whole
 
 
 def memory() -> tuple[int, int]:
@@ -193,7 +197,7 @@ class Beside:
                 raise UserError(f"the service cannot keep up alone: {pace}; give --every {2 * usual:.2g}s or more")
             self.began_s = time.monotonic()
             next_alone = self.began_s + self.question.again
-            self.batch.limit_cores(self.controller.quota)
+            self._limit()
             self._admit()
             while any(job.state == "running" for job in self.jobs) or self._waiting():
                 self._window(latencies, p95_of(self.alone.latencies) or alone_s)
@@ -273,7 +277,7 @@ class Beside:
         """Measure, decide, act."""
         latencies.take()
         busy, whole = machine_times()
-        began, cpu_s = time.monotonic(), self.batch.cpu_s()
+        began, cpu_s, moved = time.monotonic(), self.batch.cpu_s(), self.batch.disk_bytes()
         ended: list[float] = []
         while len(ended) < REQUESTS and time.monotonic() - began < WINDOW_S:
             time.sleep(TICK_S)
@@ -290,16 +294,17 @@ class Beside:
         guests = [self._guest(job) for job in self.jobs if job.state == "running"]
         frozen = frozenset(job.index for job in self.jobs if job.frozen)
         free, installed = memory()
-        batch_cores = (self.batch.cpu_s() - cpu_s) / lasted
+        batch_cores, rate = (self.batch.cpu_s() - cpu_s) / lasted, (self.batch.disk_bytes() - moved) / lasted
         waits, lately_s = self._waiting(), p95_of(self.last)
-        window = Window(p95, alone_s, target, batch_cores, 1.0 - free / installed, guests, frozen, waits, lately_s)
+        full = 1.0 - free / installed
+        window = Window(p95, alone_s, target, batch_cores, full, guests, frozen, waits, lately_s, rate)
         self.windows += 1
         self.late += p95 is not None and p95 > target
         self.curve.append((time.monotonic() - self.began_s, p95 or 0.0, self.controller.quota))
         self._act(self.controller.decide(window))
 
     def _act(self, action: Action) -> None:
-        self.batch.limit_cores(None if action.cores >= self.cores else action.cores)
+        self._limit()
         for index, on in ((action.freeze, True), (action.thaw, False)):
             if index is not None and (group := self.jobs[index].group) is not None:
                 group.freeze(on=on)
@@ -309,6 +314,12 @@ class Beside:
             self._evict(self.jobs[action.leave])
         if action.admit:
             self._admit()
+
+    def _limit(self) -> None:
+        """Hold the batch jobs to what the controller gives them."""
+        quota = self.controller.quota
+        self.batch.limit_cores(None if quota >= self.cores else quota)
+        self.batch.limit_disks(self.controller.disk_rate)
 
     def _guest(self, job: BatchJob) -> Running:
         saved = time.time() - (time.monotonic() - job.began_s)
@@ -370,8 +381,9 @@ class Beside:
         assert job.group is not None, "it runs"
         job.group.freeze(on=False)
         self.batch.limit_cores(None)  # with a sliver of a core it could save nothing
+        self.batch.limit_disks(None)
         self._stop(self._folder(job), job.attempt)
-        self.batch.limit_cores(None if self.controller.quota >= self.cores else self.controller.quota)
+        self._limit()
         self._gone(job, state)
 
     def _cut_off(self) -> None:

@@ -3,6 +3,8 @@
     begin      with a tenth of the machine's cores
     late       the service's p95 over its target, in this window or lately: the batch jobs' cores are cut
                (`throttle`, at most by half at once)
+    disks      of what the batch jobs were seen to move in a second they may move the share that they have of the cores:
+               one that writes needs few cores to fill a disk's queue, and the kernel's work for it is nobody's
     still late with hardly any cores, `windows` in a row: the victim is frozen, one a window
     ... with all frozen: the victim leaves: asked to save, stopped, and started again later, `retries` times at most
     memory     hardly any free: the victim leaves at once
@@ -22,6 +24,7 @@ from windtunnel.studies.fleet.live.groups import LEAST_CORES
 from windtunnel.studies.fleet.policies.oversubscribe import Rules, Running, least_loss, throttle, youngest
 
 GROWTH = 0.1  # of the machine's cores, in a calm window
+LEAST_DISK = 1 << 20  # bytes a second
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,13 @@ class Window:
     frozen: frozenset[int] = frozenset()
     waiting: bool = False
     lately_s: float | None = None
+    disk_rate: float = 0.0  # bytes a second that the batch jobs moved
 
 
 @dataclass(frozen=True)
 class Action:
-    """What is to be done. Numbers are those of jobs."""
+    """What is to be done besides the limits of the controller. Numbers are those of jobs."""
 
-    cores: float
     freeze: int | None = None
     thaw: int | None = None
     leave: int | None = None
@@ -61,9 +64,17 @@ class Controller:
     rules: Rules = field(default_factory=Rules)
     quota: float = 0.0
     late: int = 0  # windows in a row
+    fastest: float = 0.0  # bytes a second that the batch jobs moved in a window, at most
 
     def __post_init__(self) -> None:
         self.quota = self.quota or GROWTH * self.cores  # few at first: nobody knows yet what the service stands
+
+    @property
+    def disk_rate(self) -> float | None:
+        """Bytes a second that the batch jobs may move to a disk; None: all."""
+        if self.quota >= self.cores or not self.fastest:
+            return None
+        return max(LEAST_DISK, self.fastest * self.quota / self.cores)
 
     @property
     def victim(self) -> Callable[[Sequence[Running]], Running]:
@@ -72,37 +83,38 @@ class Controller:
 
     def decide(self, window: Window) -> Action:
         """The next step of the ladder."""
+        self.fastest = max(self.fastest, window.disk_rate)
         if window.memory_use > self.rules.memory and window.guests:
-            return Action(self.quota, leave=self.victim(window.guests).task)
+            return Action(leave=self.victim(window.guests).task)
         empty = window.waiting and not window.guests and window.memory_use <= self.rules.memory
         if window.p95_s is None:
-            return Action(self.quota, admit=empty)
+            return Action(admit=empty)
         if window.p95_s > window.target_s:
             self.late += 1
             return self._relieve(window)
         self.late = 0
         if window.lately_s is not None and window.lately_s > window.target_s:
             self._cut(window, window.lately_s)
-            return Action(self.quota, admit=empty)
+            return Action(admit=empty)
         if max(window.p95_s, window.lately_s or 0.0) > (window.alone_s + window.target_s) / 2.0:
-            return Action(self.quota, admit=empty)
+            return Action(admit=empty)
         if window.frozen:
-            return Action(self.quota, thaw=min(window.frozen))
+            return Action(thaw=min(window.frozen))
         full = self.quota >= self.cores
         self.quota = min(self.cores, self.quota + GROWTH * self.cores)
-        return Action(self.quota, admit=empty or (full and window.waiting))
+        return Action(admit=empty or (full and window.waiting))
 
     def _relieve(self, window: Window) -> Action:
         assert window.p95_s is not None, "late"
         self._cut(window, window.p95_s)
         if self.quota > LEAST_CORES or self.late <= self.rules.windows:
-            return Action(self.quota)
+            return Action()
         moving = [guest for guest in window.guests if guest.task not in window.frozen]
         if moving:
-            return Action(self.quota, freeze=self.victim(moving).task)
+            return Action(freeze=self.victim(moving).task)
         if window.guests and self.late > 2 * self.rules.windows:
-            return Action(self.quota, leave=self.victim(window.guests).task)
-        return Action(self.quota)
+            return Action(leave=self.victim(window.guests).task)
+        return Action()
 
     def _cut(self, window: Window, p95_s: float) -> None:
         """Fewer cores, by as much as the service is late."""

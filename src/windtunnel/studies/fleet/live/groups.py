@@ -1,8 +1,8 @@
 """Control groups of Linux behind one seam: version 2, and version 1 where a machine still has that.
 
-What a group of processes may use of a machine (cores, memory), how it stands behind others (weight, idle), and what it
-used; it is frozen, thawed and killed as one. A knob that a kernel lacks and that only makes something better (weights
-of disks, `cpu.idle`) is left alone; without cores, memory and freezing `root_group` refuses.
+What a group of processes may use of a machine (cores, memory, disks), how it stands behind others (weight, idle), and
+what it used; it is frozen, thawed and killed as one. A knob that a kernel lacks and that only makes something better
+(disks, `cpu.idle`) is left alone; without cores, memory and freezing `root_group` refuses.
 
 Kernel documentation: admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/.
 """
@@ -15,11 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 from windtunnel.errors import UserError
 
 MOUNT = Path("/sys/fs/cgroup")
+BLOCK = Path("/sys/block")
 PERIOD_US = 20_000  # of a quota: a group that used its own up stands still for at most so long
 LEAST_CORES = 0.05  # a quota of 1 ms, the kernel's least
 PATIENCE_S = 5.0  # until all that was killed is gone
@@ -109,6 +111,13 @@ class Group(ABC):
         """So many bytes at most, swap too; None: all."""
 
     @abstractmethod
+    def limit_disks(self, rate: float | None) -> None:
+        """So many bytes a second at most to each disk, and from it; None: all.
+
+        Version 1 knows whose a write is only where the process waits for it (fsync, O_DIRECT).
+        """
+
+    @abstractmethod
     def stand_behind(self) -> None:
         """It runs when nobody else wants to: cores, and disks where the kernel weighs them."""
 
@@ -123,6 +132,10 @@ class Group(ABC):
     @abstractmethod
     def cpu_s(self) -> float:
         """CPU time used so far, its children's too."""
+
+    @abstractmethod
+    def disk_bytes(self) -> int:
+        """Bytes moved to and from disks so far, its children's too; 0 where nobody counts them."""
 
 
 class Version2(Group):
@@ -142,6 +155,12 @@ class Version2(Group):
         _put(self.folders[0] / "memory.max", "max" if size is None else str(size))
         _try(self.folders[0] / "memory.swap.max", "max" if size is None else "0")
 
+    def limit_disks(self, rate: float | None) -> None:
+        """See `Group`."""
+        most = "max" if rate is None else str(int(rate))
+        for disk in disks():
+            _try(self.folders[0] / "io.max", f"{disk} rbps={most} wbps={most}")
+
     def stand_behind(self) -> None:
         """See `Group`."""
         if not _try(self.folders[0] / "cpu.idle", "1"):
@@ -160,6 +179,11 @@ class Version2(Group):
     def cpu_s(self) -> float:
         """See `Group`."""
         return int(_fields(self.folders[0] / "cpu.stat")["usage_usec"]) / 1e6
+
+    def disk_bytes(self) -> int:
+        """See `Group`."""
+        pairs = (word.partition("=") for word in _words(self.folders[0] / "io.stat"))
+        return sum(int(value) for name, _, value in pairs if name in ("rbytes", "wbytes"))
 
 
 class Version1(Group):
@@ -196,9 +220,19 @@ class Version1(Group):
         _put(self._of("cpu") / "cpu.shares", "262144")
         self._weigh_disks(1000)
 
+    @property
+    def _disks(self) -> Path | None:
+        return self._of("blkio") if len(self.folders) == len(self.ORDER) else None
+
     def _weigh_disks(self, weight: int) -> None:
-        if len(self.folders) == len(self.ORDER):
-            _try(self._of("blkio") / "blkio.bfq.weight", str(weight))
+        if folder := self._disks:
+            _try(folder / "blkio.bfq.weight", str(weight))
+
+    def limit_disks(self, rate: float | None) -> None:
+        """See `Group`."""
+        if folder := self._disks:
+            for disk, way in product(disks(), ("read", "write")):
+                _try(folder / f"blkio.throttle.{way}_bps_device", f"{disk} {int(rate or 0)}")  # 0: all
 
     def freeze(self, *, on: bool) -> None:
         """See `Group`."""
@@ -207,6 +241,11 @@ class Version1(Group):
     def cpu_s(self) -> float:
         """See `Group`."""
         return int((self._of("cpuacct") / "cpuacct.usage").read_text()) / 1e9
+
+    def disk_bytes(self) -> int:
+        """See `Group`."""
+        words = _words(self._disks / "blkio.throttle.io_service_bytes_recursive") if self._disks else []
+        return int(words[-1]) if words else 0
 
 
 def root_group(mount: Path = MOUNT) -> Group:
@@ -223,6 +262,11 @@ def root_group(mount: Path = MOUNT) -> Group:
     if not all(os.access(folder / "cgroup.procs", os.W_OK) for folder in group.folders):
         group = _delegated(group)
     return group
+
+
+def disks() -> list[str]:
+    """Numbers of the machine's disks, as the kernel writes them: `254:0`."""
+    return sorted(_words(path / "dev")[0] for path in BLOCK.iterdir() if (path / "device").exists())
 
 
 def _delegated(group: Group) -> Group:
