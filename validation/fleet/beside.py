@@ -4,7 +4,7 @@
 
 The service answers HTTP requests that take some milliseconds of Python each, a hundred a second. Beside it, as many
 endless batch jobs as cores: one counts, one sorts what lies in memory, one writes files. `--without`: the same with a
-target that is never missed and no idle class, so that batch jobs stand beside the service as plain processes would.
+target that is never missed, no idle class and no limits: batch jobs stand beside the service as plain processes would.
 Printed: p95 alone and beside and their ratio, use of the machine and its ratio, what the controller did.
 """
 
@@ -61,7 +61,7 @@ def main() -> None:
         if words.without:
             for version in (Version1, Version2):
                 version.stand_behind = version.stand_before = lambda self: None  # type: ignore[method-assign]
-                version.limit_disks = lambda self, rate: None  # type: ignore[method-assign]
+                version.limit_disks = version.limit_cores = version.run_on = lambda self, most: None  # type: ignore
         run = answer_beside(
             FleetBeside(
                 jobs=str(folder / "jobs.yaml"),
@@ -80,6 +80,7 @@ def main() -> None:
     print(f"p95: {alone_s * 1e3:.2f} ms alone, {beside_s * 1e3:.2f} ms beside: {beside_s / alone_s:.3f} x")
     use, alone = run.use_beside, run.use_alone
     print(f"use of the machine: {alone:.1%} alone, {use:.1%} beside: {use / alone:.2f} x")
+    print("cores of batch jobs, p95 in ms: " + ", ".join(f"{quota:.2f} {p95 * 1e3:.2f}" for _, p95, quota in run.curve))
     print(f"late {run.late_windows} of {run.windows} windows, frozen {run.freezes}, evicted {run.evictions} times")
 
 

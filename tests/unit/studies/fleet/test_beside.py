@@ -1,6 +1,7 @@
 """The controller beside a service: laws of its ladder, control groups of both versions, and real processes under it."""
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -12,10 +13,10 @@ import pytest
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.fleet.further import FleetBeside
-from windtunnel.studies.fleet.live import beside, groups, process
-from windtunnel.studies.fleet.live.control import Controller, Window
+from windtunnel.studies.fleet.live import beside, groups, machine, process
+from windtunnel.studies.fleet.live.control import PATIENCE, Controller, Window
 from windtunnel.studies.fleet.live.groups import LEAST_CORES, PERIOD_US, Version1, Version2, root_group
-from windtunnel.studies.fleet.live.latency import LatencyFile, Probe
+from windtunnel.studies.fleet.live.latency import LatencyFile, Probe, late_from, p95_of
 from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
 
 ALONE_S, TARGET_S = 0.010, 0.011
@@ -26,11 +27,14 @@ def guest(number, began_s=0.0, since_checkpoint_s=0.0):
 
 
 def window(p95_s, *, guests=(), cores=2.0, frozen=(), waiting=False, memory=0.5):
-    return Window(p95_s, ALONE_S, TARGET_S, cores, memory, guests, frozenset(frozen), waiting)
+    return Window(
+        p95_s=p95_s, alone_s=ALONE_S, target_s=TARGET_S, late_s=TARGET_S, lately_late_s=TARGET_S, batch_cores=cores,
+        memory_use=memory, guests=guests, frozen=frozenset(frozen), waiting=waiting,
+    )  # fmt: skip
 
 
 def test_cores_fall_by_half_at_most_while_it_is_late_and_never_to_nothing():
-    controller = Controller(2.0, quota=2.0)
+    controller = Controller(2.0, own=2)
     cores = []
     for _ in range(12):
         controller.decide(window(0.1, guests=[guest(0)], cores=controller.quota))
@@ -41,16 +45,48 @@ def test_cores_fall_by_half_at_most_while_it_is_late_and_never_to_nothing():
 
 
 def test_a_little_late_is_cut_by_as_much():
-    controller = Controller(2.0, quota=2.0)
+    controller = Controller(2.0, own=2)
     controller.decide(window(0.0121))
     assert controller.quota == pytest.approx(2.0 * 0.011 / 0.0121)
 
 
+def test_beyond_the_services_own_cores_there_are_whole_ones_and_each_try_waits_twice_as_long():
+    controller = Controller(8.0, own=2)
+    assert controller.quota == 2.0
+    waits = []
+    for _ in range(3):
+        calm = 0
+        while controller.quota == 2.0:
+            controller.decide(window(ALONE_S, guests=[guest(0)]))
+            calm += 1
+        waits.append(calm)
+        assert controller.quota == 3.0
+        controller.decide(window(0.02, guests=[guest(0)], cores=3.0))
+        assert controller.quota == 2.0
+    assert waits == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE]
+    controller.decide(window(0.02, guests=[guest(0)], cores=2.0))
+    assert controller.quota < 2.0
+    for _ in range(2):  # what is the service's own comes back at once
+        controller.decide(window(ALONE_S, guests=[guest(0)]))
+    assert controller.quota == 2.0
+
+
+def test_late_is_what_few_requests_do_not_show_by_chance():
+    draw = random.Random(7)
+    alone = [draw.expovariate(1000.0) for _ in range(20000)]
+    target_s = 1.1 * p95_of(alone)
+    late = {number: late_from(alone, number, target_s) for number in (30, 300, 3000)}
+    assert late[30] > late[300] > late[3000] > target_s
+    samples = [p95_of([1.1 * draw.expovariate(1000.0) for _ in range(300)]) for _ in range(1000)]
+    assert 0.02 < sum(sample > late[300] for sample in samples) / 1000 < 0.09  # one in twenty
+    assert sum(1.2 * sample > late[300] for sample in samples) / 1000 > 0.5
+
+
 def test_disks_are_a_share_of_what_was_moved_at_most_and_all_with_all_cores():
-    controller = Controller(2.0)
+    controller = Controller(2.0, own=2, quota=0.2)
     assert controller.disk_rate is None  # nobody knows yet what they move
     controller.decide(replace(window(ALONE_S, guests=[guest(0)]), disk_rate=400e6))
-    assert controller.disk_rate == pytest.approx(0.2 * 400e6)
+    assert controller.disk_rate == pytest.approx(0.2 * 400e6)  # .4 of 2 cores
     controller.decide(replace(window(0.1, guests=[guest(0)], cores=controller.quota), disk_rate=80e6))
     assert controller.disk_rate == pytest.approx(0.1 * 400e6)
     for _ in range(20):
@@ -59,7 +95,7 @@ def test_disks_are_a_share_of_what_was_moved_at_most_and_all_with_all_cores():
 
 
 def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
-    controller = Controller(2.0, RULES["rose"], quota=2.0)
+    controller = Controller(2.0, RULES["rose"], own=2)
     guests, frozen, steps = [guest(0, began_s=1.0), guest(1, began_s=2.0)], set(), []
     for _ in range(30):
         action = controller.decide(window(0.1, guests=guests, cores=controller.quota, frozen=frozen))
@@ -79,8 +115,8 @@ def test_the_ladder_is_cores_then_frozen_then_out_and_the_way_back():
 
 
 def test_late_windows_of_lately_cost_cores_and_no_more():
-    controller = Controller(2.0, quota=2.0)
-    lately = [Window(0.0105, ALONE_S, TARGET_S, 2.0, 0.5, [guest(0)], lately_s=0.0121) for _ in range(40)]
+    controller = Controller(2.0, own=2)
+    lately = [replace(window(0.0105, guests=[guest(0)]), lately_s=0.0121) for _ in range(40)]
     actions = [controller.decide(lately[0])]
     assert controller.quota == pytest.approx(2.0 * 0.011 / 0.0121)
     actions += [controller.decide(window) for window in lately[1:]]
@@ -249,6 +285,29 @@ for _ in range(32):
 
 
 @live
+def test_children_run_where_their_parent_may_narrower_and_wider(group):
+    cores = sorted(os.sched_getaffinity(0))
+    child = started(group.child("within"))
+    group.run_on(cores[:1])
+    if os.sched_getaffinity(child.pid) == set(cores) != set(cores[:1]):
+        pytest.skip("no controller of which cores here")
+    assert os.sched_getaffinity(child.pid) == set(cores[:1])
+    group.run_on(cores)
+    assert os.sched_getaffinity(child.pid) == set(cores)
+    assert group.child("later").processes() == []
+    late = started(group.child("later"))
+    assert os.sched_getaffinity(late.pid) == set(cores)
+
+
+def test_far_cores_come_before_those_that_share_with_the_services(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "TOPOLOGY", tmp_path)
+    for core in range(8):
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    assert machine.cores_from(range(8), 2) == [0, 1, 2, 3, 6, 7, 4, 5]
+
+
+@live
 def test_a_writer_moves_no_more_than_it_may(group, tmp_path):
     slow = group.child("slow")
     slow.limit_disks(16 << 20)
@@ -263,11 +322,11 @@ def test_a_writer_moves_no_more_than_it_may(group, tmp_path):
 
 
 def test_a_machine_is_as_busy_as_it_is_not_idle():
-    busy, whole = beside.machine_times()
+    busy, whole = machine.machine_times()
     until = time.monotonic() + 0.5
     while time.monotonic() < until:
         pass
-    now_busy, now_whole = beside.machine_times()
+    now_busy, now_whole = machine.machine_times()
     assert now_whole - whole == pytest.approx(0.5 * os.cpu_count(), rel=0.2)
     assert now_busy - busy <= now_whole - whole + 0.03 * os.cpu_count()  # idle time comes in ticks
     assert now_busy - busy > 0.3  # this loop's core; a hypervisor's pauses count as neither
@@ -455,4 +514,4 @@ def test_groups_of_a_controller_that_was_killed_are_taken_away(tmp_path):
 
 def test_version_1_knows_its_hierarchies():
     folders = [Path("/x") / name / "g" for name in Version1.ORDER]
-    assert Version1(folders).entry().count("cgroup.procs") == 5
+    assert Version1(folders).entry().count("cgroup.procs") == 6

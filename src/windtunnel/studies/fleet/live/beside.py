@@ -7,6 +7,7 @@ The service's real twin of `studies/fleet/oversubscribe`: it is started, measure
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.files.document import read_mapping
@@ -23,7 +24,8 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.live import process
 from windtunnel.studies.fleet.live.control import Action, Controller, Window
 from windtunnel.studies.fleet.live.groups import Group, root_group
-from windtunnel.studies.fleet.live.latency import TIMEOUT_S, Latencies, LatencyFile, Probe
+from windtunnel.studies.fleet.live.latency import ENOUGH, TIMEOUT_S, Latencies, LatencyFile, Probe, late_from, p95_of
+from windtunnel.studies.fleet.live.machine import cores_from, machine_times, memory
 from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
 from windtunnel.units import parse_bytes
 
@@ -32,11 +34,11 @@ PREFIX = "windtunnel-beside-"
 JOBS_MOST = 1000
 NAME_MOST = 200  # bytes
 REQUESTS = 300  # that a window's p95 is of
+HEADROOM = 2.0  # cores that a service is given over those that it used alone
 LATELY = 1000  # the last ones, over several windows: their p95 is what a service is promised
 WINDOW_S = 4.0  # at most, where requests are few
 TICK_S = 0.05
 START_S = 60.0  # until a service answers
-ENOUGH = 20  # requests that a p95 can be told from
 
 
 @dataclass
@@ -91,6 +93,7 @@ class Phase:
 
     latencies: list[float] = field(default_factory=list)
     busy_s: float = 0.0
+    cpu_s: float = 0.0  # of the service
     whole_s: float = 0.0
 
     @property
@@ -122,29 +125,6 @@ def read_batch(path: Path) -> list[BatchJob]:
     return jobs
 
 
-def p95_of(latencies: Sequence[float]) -> float | None:
-    """The 95th percentile; None of too few."""
-    return quantiles(latencies, n=20)[-1] if len(latencies) >= ENOUGH else None
-
-
-def machine_times() -> tuple[float, float]:
-    """(busy, all) seconds of all cores, from some moment on.
-
-    All that is not idle: the kernel times idleness, and only counts at each tick who runs, which misses what sleeps
-    in step with the ticks.
-    """
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    whole = time.monotonic() * (os.cpu_count() or 1)
-    return whole - (int(words[4]) + int(words[5])) / os.sysconf("SC_CLK_TCK"), whole
-
-
-def memory() -> tuple[int, int]:
-    """Bytes of the machine that a process can still have, and all."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free, whole = (int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
-    return free, whole
-
-
 def own_name() -> str:
     """Name of this process's group: its number and when it began, since numbers come again."""
     return f"{PREFIX}{os.getpid()}-{process.birth_of(os.getpid())}"
@@ -170,7 +150,8 @@ class Beside:
 
     def __init__(self, question: FleetBeside, jobs: list[BatchJob], group: Group, folder: Path) -> None:
         self.question, self.jobs, self.folder = question, jobs, folder
-        self.cores = float(len(os.sched_getaffinity(0)))
+        self.order = sorted(os.sched_getaffinity(0))
+        self.cores = float(len(self.order))
         self.controller = Controller(self.cores, RULES[question.policy])
         self.service, self.batch = group.child("service"), group.child("batch")
         self.service.stand_before()
@@ -197,17 +178,20 @@ class Beside:
                 raise UserError(f"the service cannot keep up alone: {pace}; give --every {2 * usual:.2g}s or more")
             self.began_s = time.monotonic()
             next_alone = self.began_s + self.question.again
+            self._place()
             self._limit()
             self._admit()
             while any(job.state == "running" for job in self.jobs) or self._waiting():
-                self._window(latencies, p95_of(self.alone.latencies) or alone_s)
+                self._window(latencies)
                 now = time.monotonic()
                 if now - self.began_s > self.question.longest:
                     break
                 if self.question.again and now > next_alone:
                     self.batch.freeze(on=True)
+                    self.service.run_on(sorted(self.order))  # as if nobody were there
                     self._measure(latencies, TICK_S * 4, Phase())  # what was under way
                     self._measure(latencies, self.question.alone, self.alone)
+                    self.service.run_on(self.order[: self.controller.own])
                     self.batch.freeze(on=False)
                     next_alone = time.monotonic() + self.question.again
             return self._answer()
@@ -263,8 +247,10 @@ class Beside:
     def _measure(self, latencies: Latencies, seconds: float, phase: Phase) -> None:
         latencies.take()
         busy, whole = machine_times()
+        cpu_s = self.service.cpu_s()
         time.sleep(seconds)
         self._check_service()
+        phase.cpu_s += self.service.cpu_s() - cpu_s
         self._count(phase, busy, whole)
         phase.latencies += latencies.take()
 
@@ -273,8 +259,8 @@ class Beside:
         phase.busy_s += now_busy - busy
         phase.whole_s += now_whole - whole
 
-    def _window(self, latencies: Latencies, alone_s: float) -> None:
-        """Measure, decide, act."""
+    def _window(self, latencies: Latencies) -> None:
+        """Measure, decide, act. Alone is what it was lately: its load, and the machine's own moods, change."""
         latencies.take()
         busy, whole = machine_times()
         began, cpu_s, moved = time.monotonic(), self.batch.cpu_s(), self.batch.disk_bytes()
@@ -290,18 +276,26 @@ class Beside:
         self._count(self.beside, busy, whole)
         self.beside.latencies += ended
         self.last.extend(ended)
-        p95, target = p95_of(ended), self.target_s
+        alone = self.alone.latencies[-LATELY:]
+        p95, alone_s = p95_of(ended), p95_of(alone) or 0.0
+        target = self.question.p95 or self.question.slower * alone_s
         guests = [self._guest(job) for job in self.jobs if job.state == "running"]
         frozen = frozenset(job.index for job in self.jobs if job.frozen)
         free, installed = memory()
         batch_cores, rate = (self.batch.cpu_s() - cpu_s) / lasted, (self.batch.disk_bytes() - moved) / lasted
-        waits, lately_s = self._waiting(), p95_of(self.last)
-        full = 1.0 - free / installed
-        window = Window(p95, alone_s, target, batch_cores, full, guests, frozen, waits, lately_s, rate)
+        window = Window(
+            p95_s=p95, alone_s=alone_s, target_s=target,
+            late_s=late_from(alone, len(ended), target), lately_late_s=late_from(alone, LATELY, target),
+            batch_cores=batch_cores, memory_use=1.0 - free / installed, guests=guests, frozen=frozen,
+            waiting=self._waiting(), lately_s=p95_of(self.last) if len(self.last) == LATELY else None, disk_rate=rate,
+        )  # fmt: skip
         self.windows += 1
-        self.late += p95 is not None and p95 > target
+        self.late += p95 is not None and p95 > window.late_s
         self.curve.append((time.monotonic() - self.began_s, p95 or 0.0, self.controller.quota))
+        quota = self.controller.quota
         self._act(self.controller.decide(window))
+        if self.controller.quota < quota:
+            self.last.clear()  # they were late for what is taken away now
 
     def _act(self, action: Action) -> None:
         self._limit()
@@ -315,10 +309,18 @@ class Beside:
         if action.admit:
             self._admit()
 
+    def _place(self) -> None:
+        """The service on as few cores as hold it, twice over, and the order in which batch jobs get cores."""
+        own = min(math.ceil(HEADROOM * self.alone.cpu_s / self.question.alone) or 1, len(self.order))
+        self.controller = Controller(self.cores, self.controller.rules, own)
+        self.order = cores_from(self.order, own)
+        self.service.run_on(self.order[:own])
+
     def _limit(self) -> None:
         """Hold the batch jobs to what the controller gives them."""
         quota = self.controller.quota
-        self.batch.limit_cores(None if quota >= self.cores else quota)
+        self.batch.run_on(self.order[: math.ceil(quota)])
+        self.batch.limit_cores(None if quota == math.ceil(quota) else quota)
         self.batch.limit_disks(self.controller.disk_rate)
 
     def _guest(self, job: BatchJob) -> Running:

@@ -1,15 +1,18 @@
 """What a node's agent does for the service beside batch jobs: the ladder of over-subscription, one window at a time.
 
-    begin      with a tenth of the machine's cores
-    late       the service's p95 over its target, in this window or lately: the batch jobs' cores are cut
-               (`throttle`, at most by half at once)
+    begin      on the cores that the service needs, behind it there: what runs in the idle class on the service's own
+               core leaves it at once, what runs on another may share an execution core and memory with it
+    late       the service's p95 over its target by more than so few requests show by chance, in this window or lately:
+               the batch jobs' cores are cut (`throttle`, at most by half at once; other cores first, then time on the
+               service's own), and twice as many windows have to be calm before there are more than the service's own
     disks      of what the batch jobs were seen to move in a second they may move the share that they have of the cores:
                one that writes needs few cores to fill a disk's queue, and the kernel's work for it is nobody's
     still late with hardly any cores, `windows` in a row: the victim is frozen, one a window
     ... with all frozen: the victim leaves: asked to save, stopped, and started again later, `retries` times at most
     memory     hardly any free: the victim leaves at once
-    calm       p95, lately too, below the middle between alone and the target: thaw one; else cores grow by a tenth of
-               the machine's; with all cores back, or where none is here, the next job that waits comes in
+    calm       p95, lately if enough is known, below the middle between alone and the target: thaw one; else cores grow
+               by a tenth of the machine's; after many such windows by whole ones beyond the service's own; with all of
+               the service's own back, or where none is here, the next job that waits comes in
 
 The victim is that of the simulated policies (`studies/fleet/policies/oversubscribe.py`): the youngest (`rose`), or
 whose leaving costs least (`rose-qos`). This is a pure function of what was measured and of its own few counts.
@@ -24,6 +27,7 @@ from windtunnel.studies.fleet.live.groups import LEAST_CORES
 from windtunnel.studies.fleet.policies.oversubscribe import Rules, Running, least_loss, throttle, youngest
 
 GROWTH = 0.1  # of the machine's cores, in a calm window
+PATIENCE, PATIENCE_MOST = 32, 1024  # windows: one in twenty that is late is a p95
 LEAST_DISK = 1 << 20  # bytes a second
 
 
@@ -31,12 +35,14 @@ LEAST_DISK = 1 << 20  # bytes a second
 class Window:
     """What was measured in one. `p95_s`: None without requests; `guests`: batch jobs here, frozen ones by `frozen`.
 
-    `lately_s`: p95 over the last windows together.
+    `lately_s`: p95 over the last windows together, None of few. `late_s`, `lately_late_s`: over which they are late.
     """
 
     p95_s: float | None
     alone_s: float
     target_s: float
+    late_s: float
+    lately_late_s: float
     batch_cores: float
     memory_use: float
     guests: Sequence[Running]
@@ -62,12 +68,15 @@ class Controller:
 
     cores: float
     rules: Rules = field(default_factory=Rules)
+    own: int = 1  # cores that the service needs
     quota: float = 0.0
     late: int = 0  # windows in a row
+    calm: int = 0
+    patience: int = PATIENCE  # calm windows until there are more cores than the service's own
     fastest: float = 0.0  # bytes a second that the batch jobs moved in a window, at most
 
     def __post_init__(self) -> None:
-        self.quota = self.quota or GROWTH * self.cores  # few at first: nobody knows yet what the service stands
+        self.quota = self.quota or float(self.own)
 
     @property
     def disk_rate(self) -> float | None:
@@ -89,19 +98,24 @@ class Controller:
         empty = window.waiting and not window.guests and window.memory_use <= self.rules.memory
         if window.p95_s is None:
             return Action(admit=empty)
-        if window.p95_s > window.target_s:
+        if window.p95_s > window.late_s:
             self.late += 1
             return self._relieve(window)
         self.late = 0
-        if window.lately_s is not None and window.lately_s > window.target_s:
+        if window.lately_s is not None and window.lately_s > window.lately_late_s:
             self._cut(window, window.lately_s)
             return Action(admit=empty)
-        if max(window.p95_s, window.lately_s or 0.0) > (window.alone_s + window.target_s) / 2.0:
+        if (window.lately_s or window.p95_s) > (window.alone_s + window.target_s) / 2.0:
             return Action(admit=empty)
         if window.frozen:
             return Action(thaw=min(window.frozen))
-        full = self.quota >= self.cores
-        self.quota = min(self.cores, self.quota + GROWTH * self.cores)
+        full = self.quota >= self.own
+        self.calm += 1
+        if self.quota < self.own:
+            self.quota = min(self.own, self.quota + GROWTH * self.cores)
+        elif self.calm >= self.patience:
+            self.calm = 0
+            self.quota = min(self.cores, self.quota + max(1, round(GROWTH * self.cores)))
         return Action(admit=empty or (full and window.waiting))
 
     def _relieve(self, window: Window) -> Action:
@@ -118,5 +132,12 @@ class Controller:
 
     def _cut(self, window: Window, p95_s: float) -> None:
         """Fewer cores, by as much as the service is late."""
+        self.calm = 0
+        if self.quota > self.own:
+            self.patience = min(2 * self.patience, PATIENCE_MOST)
         used = min(self.quota, max(window.batch_cores, LEAST_CORES))
-        self.quota = max(LEAST_CORES, used * throttle(used * (1.0 - window.target_s / p95_s), used))
+        cores = used * throttle(used * (1.0 - window.target_s / p95_s), used)
+        if self.quota > self.own:
+            self.quota = float(max(self.own, int(cores)))
+        else:
+            self.quota = max(LEAST_CORES, cores)

@@ -1,8 +1,9 @@
 """Control groups of Linux behind one seam: version 2, and version 1 where a machine still has that.
 
-What a group of processes may use of a machine (cores, memory, disks), how it stands behind others (weight, idle), and
-what it used; it is frozen, thawed and killed as one. A knob that a kernel lacks and that only makes something better
-(disks, `cpu.idle`) is left alone; without cores, memory and freezing `root_group` refuses.
+What a group of processes may use of a machine (cores, which of them, memory, disks), how it stands behind others
+(weight, idle), and what it used; it is frozen, thawed and killed as one. A knob that a kernel lacks and that only makes
+something better (disks, which cores, `cpu.idle`) is left alone; without cores, memory and freezing `root_group`
+refuses.
 
 Kernel documentation: admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/.
 """
@@ -19,9 +20,9 @@ from itertools import product
 from pathlib import Path
 
 from windtunnel.errors import UserError
+from windtunnel.studies.fleet.live.machine import disks
 
 MOUNT = Path("/sys/fs/cgroup")
-BLOCK = Path("/sys/block")
 PERIOD_US = 20_000  # of a quota: a group that used its own up stands still for at most so long
 LEAST_CORES = 0.05  # a quota of 1 ms, the kernel's least
 PATIENCE_S = 5.0  # until all that was killed is gone
@@ -45,15 +46,18 @@ class Group(ABC):
     def child(self, name: str) -> Group:
         """A group within this one, made if it is not there."""
         self._open()
-        group = type(self)([folder / name for folder in self.folders])
+        group = self._like(name)
         for folder in group.folders:
             _make(folder)
         return group
 
+    def _like(self, name: str) -> Group:
+        return type(self)([folder / name for folder in self.folders])
+
     def children(self) -> list[Group]:
         """Groups within this one, in whatever hierarchy they are left."""
         names = {path.name for folder in self.folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
-        return [type(self)([folder / name for folder in self.folders]) for name in sorted(names)]
+        return [self._like(name) for name in sorted(names)]
 
     def entry(self) -> str:
         """Words of a shell that put it, and all that it starts, into the group; it ends where that fails."""
@@ -107,6 +111,10 @@ class Group(ABC):
         """So many cores at most; None: all."""
 
     @abstractmethod
+    def run_on(self, cores: Sequence[int]) -> None:
+        """These cores and no others, its children too."""
+
+    @abstractmethod
     def limit_memory(self, size: int | None) -> None:
         """So many bytes at most, swap too; None: all."""
 
@@ -143,12 +151,16 @@ class Version2(Group):
 
     def _open(self) -> None:
         path = self.folders[0] / "cgroup.subtree_control"
-        for name in ("cpu", "memory", "io"):
+        for name in ("cpu", "memory", "cpuset", "io"):
             _try(path, f"+{name}")
 
     def limit_cores(self, cores: float | None) -> None:
         """See `Group`."""
         _put(self.folders[0] / "cpu.max", f"{'max' if cores is None else _quota_us(cores)} {PERIOD_US}")
+
+    def run_on(self, cores: Sequence[int]) -> None:
+        """See `Group`."""
+        _try(self.folders[0] / "cpuset.cpus", ",".join(map(str, cores)))
 
     def limit_memory(self, size: int | None) -> None:
         """See `Group`."""
@@ -187,22 +199,48 @@ class Version2(Group):
 
 
 class Version1(Group):
-    """A hierarchy for each controller: freezer, cpu, cpuacct, memory, blkio where it is there."""
+    """A hierarchy for each controller: freezer, cpu, cpuacct, memory; blkio, cpuset where they are there."""
 
-    ORDER = ("freezer", "cpu", "cpuacct", "memory", "blkio")
+    ORDER = ("freezer", "cpu", "cpuacct", "memory", "blkio", "cpuset")
     MUST = ORDER[:4]
+
+    def __init__(self, folders: Sequence[Path], names: Sequence[str] = ORDER) -> None:
+        super().__init__(folders)
+        self.names = tuple(names)  # of the controllers, one a folder
+
+    def _like(self, name: str) -> Group:
+        return Version1([folder / name for folder in self.folders], self.names)
+
+    def child(self, name: str) -> Group:
+        """See `Group`. Its cores and memory nodes begin as none, and nobody could join."""
+        group = super().child(name)
+        if upper := self._perhaps("cpuset"):
+            for file in ("cpuset.mems", "cpuset.cpus"):
+                if not _words(upper / name / file):
+                    _put(upper / name / file, (upper / file).read_text().strip())
+        return group
 
     def _open(self) -> None:
         for folder in self.folders:
             _try(folder / "memory.use_hierarchy", "1")
 
     def _of(self, controller: str) -> Path:
-        return self.folders[self.ORDER.index(controller)]
+        return self.folders[self.names.index(controller)]
+
+    def _perhaps(self, controller: str) -> Path | None:
+        return self._of(controller) if controller in self.names else None
 
     def limit_cores(self, cores: float | None) -> None:
         """See `Group`."""
         _put(self._of("cpu") / "cpu.cfs_period_us", str(PERIOD_US))
         _put(self._of("cpu") / "cpu.cfs_quota_us", str(-1 if cores is None else _quota_us(cores)))
+
+    def run_on(self, cores: Sequence[int]) -> None:
+        """See `Group`. A child's cores have to be among its parent's before and after."""
+        if folder := self._perhaps("cpuset"):
+            within = sorted((path.parent for path in folder.rglob("cpuset.cpus")), reverse=True)  # innermost first
+            for path in (*within, *within[::-1]):
+                _try(path / "cpuset.cpus", ",".join(map(str, cores)))
 
     def limit_memory(self, size: int | None) -> None:
         """See `Group`."""
@@ -220,17 +258,13 @@ class Version1(Group):
         _put(self._of("cpu") / "cpu.shares", "262144")
         self._weigh_disks(1000)
 
-    @property
-    def _disks(self) -> Path | None:
-        return self._of("blkio") if len(self.folders) == len(self.ORDER) else None
-
     def _weigh_disks(self, weight: int) -> None:
-        if folder := self._disks:
+        if folder := self._perhaps("blkio"):
             _try(folder / "blkio.bfq.weight", str(weight))
 
     def limit_disks(self, rate: float | None) -> None:
         """See `Group`."""
-        if folder := self._disks:
+        if folder := self._perhaps("blkio"):
             for disk, way in product(disks(), ("read", "write")):
                 _try(folder / f"blkio.throttle.{way}_bps_device", f"{disk} {int(rate or 0)}")  # 0: all
 
@@ -244,7 +278,8 @@ class Version1(Group):
 
     def disk_bytes(self) -> int:
         """See `Group`."""
-        words = _words(self._disks / "blkio.throttle.io_service_bytes_recursive") if self._disks else []
+        folder = self._perhaps("blkio")
+        words = _words(folder / "blkio.throttle.io_service_bytes_recursive") if folder else []
         return int(words[-1]) if words else 0
 
 
@@ -255,18 +290,13 @@ def root_group(mount: Path = MOUNT) -> Group:
         if (mount / "cgroup.type").is_file():  # a container's own, in which its processes are
             return _delegated(group)
     else:
-        there = [mount / name for name in Version1.ORDER if (mount / name / "cgroup.procs").is_file()]
-        if not {mount / name for name in Version1.MUST} <= set(there):
+        there = [name for name in Version1.ORDER if (mount / name / "cgroup.procs").is_file()]
+        if not set(Version1.MUST) <= set(there):
             raise UserError(f"{mount}: no control groups with controllers for cpu, memory and freezing; {NEEDS}")
-        group = Version1(there)
+        group = Version1([mount / name for name in there], there)
     if not all(os.access(folder / "cgroup.procs", os.W_OK) for folder in group.folders):
         group = _delegated(group)
     return group
-
-
-def disks() -> list[str]:
-    """Numbers of the machine's disks, as the kernel writes them: `254:0`."""
-    return sorted(_words(path / "dev")[0] for path in BLOCK.iterdir() if (path / "device").exists())
 
 
 def _delegated(group: Group) -> Group:

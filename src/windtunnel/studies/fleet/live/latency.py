@@ -10,17 +10,35 @@ import math
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import quantiles
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from windtunnel.errors import SpecError
 
+ENOUGH = 20  # requests that a p95 can be told from
 TIMEOUT_S = 5.0  # after which a request counts as lost, and as that late
 FILE_MOST = 1 << 20  # bytes read at once of what a service wrote
 READ_AT_ONCE = 1 << 16
 SAFE = "/%?&=;:@!$'()*+,~"  # of an address, as it stands
+
+
+def p95_of(latencies: Sequence[float]) -> float | None:
+    """The 95th percentile; None of too few."""
+    return quantiles(latencies, n=20)[-1] if len(latencies) >= ENOUGH else None
+
+
+def late_from(alone: Sequence[float], requests: int, target_s: float) -> float:
+    """The p95 of `requests` that is late: where that of all is the target, one sample in twenty shows more by chance.
+
+    A share of them is above the target; which quantile they show as their 95th scatters as the binomial does.
+    """
+    shown = 0.95 + 1.645 * math.sqrt(0.95 * 0.05 / max(requests, ENOUGH))
+    ordered = sorted(alone)
+    return target_s * ordered[min(int(shown * len(ordered)), len(ordered) - 1)] / (p95_of(ordered) or math.inf)
 
 
 class Latencies(Protocol):
