@@ -4,8 +4,9 @@
 
 A mutant is one change of one expression of a module of `ROOTS`: an operator for another, a constant, a term left out,
 min for max, a comparison that takes or leaves its edge, a condition turned round, one side of a choice always taken. It
-is written to a copy of src/, and the test files nearest by imports are run on it until one fails: first those that
-import the module itself, then those that import what imports it. A module is as likely as it has places to change.
+is written to a copy of src/, and the test files nearest by imports are run on it until one fails: first the module's
+own, then those that import the module itself, then those that import what imports it. A module is as likely as it has
+places to change.
 
 The tree must not change meanwhile: tests are run where they lie. A file whose test killed a mutant is run on the code
 as it is, once, and left out where it fails there too. What is ended by its limit of CPU time counts as a survivor.
@@ -192,7 +193,8 @@ class Tests:
         self.sound: dict[Path, bool] = {}
 
     def nearest(self, module: str) -> list[Path]:
-        """Price examples, all of which take seconds, then other test files by imports between, by place and by size."""
+        """Price examples, all of which take seconds, then other test files: the module's own, by imports between, by
+        place and by size."""
         found: dict[Path, int] = {}
         seen, queue = {module}, deque([(module, 0)])
         while queue and len(found) < 4 * FILES_MOST:
@@ -204,9 +206,11 @@ class Tests:
                     seen.add(other)
                     queue.append((other, distance + 1))
         parts = set(module.split("."))
+        own = f"test_{module.rpartition('.')[2]}.py"
 
-        def rank(path: Path) -> tuple[int, int, int]:
-            return found[path], -len(parts & set(path.with_suffix("").parts)), path.stat().st_size
+        def rank(path: Path) -> tuple[bool, int, int, int]:
+            near = len(parts & set(path.with_suffix("").parts))
+            return path.name != own, found[path], -near, path.stat().st_size
 
         return [*self.examples, *(path for path in sorted(found, key=rank) if path not in self.examples)][:FILES_MOST]
 
