@@ -287,7 +287,7 @@ def _stopped_elsewhere(layout: Layout, reading: Reading) -> str:
         return ""
     pricer, most = Pricer(replace(layout, plan=layout.plan.with_fields({"release": "prime-rl-99"}))), 0.0
     for held_layer in _held_layers(layout):
-        stops = (pricer.stops(block.operations) for block in held_layer)
+        stops = (pricer.host.stops(block.operations) for block in held_layer)
         most = max(most, sum(price.seconds for price in stops if price is not None))
     passes = 3 if layout.plan.recompute_layers is None else 2
     longer = 1e9 * most * passes * layout.micro_batches / reading.total_ns

@@ -1,37 +1,36 @@
-"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.communication`, as in training.
+"""Prices of the ops of one layout, as in training: kernels from `cost.kernels`, beside them its host and its links.
 
 Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an
 fp32 buffer, which is more bytes per weight than the plain GEMM writes); attention has its own kernel; an element-wise
 op moves its stated bytes.
 
 On a device that was measured itself (`cost.calibrated`) every op has the price that was measured there, and what was
-not measured moves its bytes at the measured bandwidth. A CPU runs an op in the thread that launches it: its measured
-time holds the launch, so there is no host beside it.
+not measured moves its bytes at the measured bandwidth.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import cached_property
 
 import numpy as np
 
 from windtunnel.physics.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.physics.cost.communication.collectives import Group, collective, nic_share, tier
 from windtunnel.physics.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.physics.cost.price import FREE, Price, Source
 from windtunnel.physics.cost.scans import scan_price
 from windtunnel.physics.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
-from windtunnel.physics.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
+from windtunnel.physics.cost.training import TrainingCosts, calibrated_training_costs, training_costs
 from windtunnel.physics.hardware.calibration import LARGER_PROCESSES
 from windtunnel.physics.model.adapters import ADAPTER
-from windtunnel.physics.model.operations import CAST_BYTES, Operation, Transfer
+from windtunnel.physics.model.operations import CAST_BYTES, Operation
+from windtunnel.studies.training.host_prices import HostPrices
 from windtunnel.studies.training.layout import Layout
+from windtunnel.studies.training.link_prices import LinkPrices
 from windtunnel.studies.training.plan import PEAK_DTYPE, Plan
 
-STOPS_BAND = (0.5, 1.7)  # an estimate
 LONG_SEQUENCE = (
     8192  # tokens from which on attention comes nearer to what it takes alone: prime-rl, 16k and 64k on Hopper
 )
@@ -100,8 +99,7 @@ class Pricer:
         )
         self.on_cpu = calibration is not None and calibration.kind == "cpu"
         self._sigma = self.training.uncertainty
-        self._host = {} if calibration is None else calibration.host
-        self._transfers: dict[tuple[Transfer, float], tuple[Price, str]] = {}
+        self._measured_host = {} if calibration is None else calibration.host
         # By identity: hashing an op costs as much as pricing it. It is kept, so that its identity stays its own.
         self._ops: dict[tuple[int, str], tuple[Operation, Price]] = {}
         self._moved: dict[float, Price] = {}
@@ -110,34 +108,11 @@ class Pricer:
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
         self._gradient_bytes = _beyond_product(layout)
-        # A calibration has timed its own host.
-        host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
-        self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
-        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(max(1.0, layout.cluster.n_gpus / 8)) / speed
-        if plan.full_graph:
-            self.step_s *= host.graphed_step_share
-        self.collective_launch_s = (
-            host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
-        ) / speed
-        self.own = software(plan.release)
+        self.host = HostPrices(layout, self.training)
+        self.links = LinkPrices(layout, self.training)
         # DeepEP and HybridEP bring tokens to their places as they arrive.
-        self.gathered = 1.0 if layout.deduplicates or self.own.fused_exchange else host.gathered
-        self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
-        across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
-        late_s = sum(value for what, value in host.late_member_s.get(plan.framework, {}).items() if across[what])
-        self.tp_launch_s = self.collective_launch_s + plan.tp * late_s / speed
-        if layout.habits.copies_exchanges and not (plan.compile or plan.cuda_graphs):
-            self.tp_launch_s += host.dtensor_s / speed
-        compiled = calibration is not None and plan.compile and not plan.cuda_graphs
-        if compiled and host.compiled_launch_s is not None:
-            self.launch_s = host.compiled_launch_s
-        by_engine = not (plan.cuda_graphs or plan.compile or calibration is not None)
-        self.backward_launch_s = self.launch_s * (host.backward_launch[plan.framework] if by_engine else 1.0)
-        self.unmeasured_launch_s = 0.0
-        if self.on_cpu:
-            self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
-            self.tp_launch_s = 0.0
-            self.backward_launch_s = 0.0
+        in_place = layout.deduplicates or self.host.software.fused_exchange
+        self.gathered = 1.0 if in_place else self.training.gathered
 
     @cached_property
     def pass_key(self) -> tuple[object, ...]:
@@ -210,7 +185,7 @@ class Pricer:
         """On a CPU, what Python and autograd do around an op's kernel and no kernel's time holds."""
         if not self.on_cpu or self.layout.plan.compile or op.kind not in calls or op.backward_only:
             return FREE
-        seconds = sum(count * self._host.get(name, 0.0) for name, count in calls[op.kind].items())
+        seconds = sum(count * self._measured_host.get(name, 0.0) for name, count in calls[op.kind].items())
         seconds *= max(1, op.repeats)
         return Price(seconds, 0.6 * seconds, 1.6 * seconds, Source.INTERPOLATED) if seconds else FREE
 
@@ -294,89 +269,13 @@ class Pricer:
 
         `held_bytes`: the most that the process holds in a step. Pages of a large process may cost more (`calibrate`).
         """
-        usual = self._host.get("new_page_s_per_byte", 0.0)
-        levels = {size << 30: self._host[name] for size, name in LARGER_PROCESSES.items() if name in self._host}
+        host = self._measured_host
+        usual = host.get("new_page_s_per_byte", 0.0)
+        levels = {size << 30: host[name] for size, name in LARGER_PROCESSES.items() if name in host}
         more = float(np.interp(held_bytes, [0, *levels], [usual, *levels.values()])) - usual
-        each = more + (self._host.get(f"new_page_update_{self._dtype}_s_per_byte", usual) if update else usual)
+        each = more + (host.get(f"new_page_update_{self._dtype}_s_per_byte", usual) if update else usual)
         seconds = max(0.0, each) * bytes_total if self.on_cpu else 0.0
         return Price(seconds, 0.7 * seconds, 1.3 * seconds, Source.INTERPOLATED) if seconds else FREE
-
-    def transfer(self, transfer: Transfer, skew: float = 1.0) -> tuple[Price, str]:
-        """A collective alone on its links, its busiest rank with `skew` times the bytes, and its network tier."""
-        entry = self._transfers.get((transfer, skew))
-        if entry is None:
-            group = self.layout.group(transfer.group)
-            price = collective(transfer.kind, int(transfer.bytes_total * skew), group, self.layout.cluster)
-            if transfer.kind == "all_to_all" and transfer.group == "ep":
-                sustained, across = self.training.sustained, group.domains > 1
-                factor = sustained.dispatch_across if across else sustained.dispatch
-                if across and self.layout.plan.dispatcher == "deepep":
-                    factor = group.domains / (group.domains - 1.0)  # tokens of the own domain take the same channels
-                price = price.fitted(factor, self._sigma["exposed"])
-            shared = self.training.sustained.shared
-            if transfer.group in ("dp", "edp", "replica") and shared != 1.0 and tier(group) == "scale_up":
-                price = price.fitted(shared, self._sigma["exposed"])
-            if transfer.group == "edp" and not self.layout.gathers_in_passes:
-                price = self._between_racks(transfer, price)
-            if (transfer.kind, transfer.group) == ("all_gather", "tp"):
-                price = price.scaled(self._links_left_idle(group))
-            entry = self._transfers[transfer, skew] = (price, tier(group))
-        return entry
-
-    def _links_left_idle(self, group: Group) -> float:
-        """Links to all of a group over those in use where chunks go from neighbour to neighbour beside a product.
-
-        TransformerEngine gathers so (`ring_exchange`, what MLPerf's files of `ub_tp_comm_overlap` set for all gathers):
-        without a switch one link each way, where NCCL's rings take all of them. These rings are NVLink's.
-        """
-        plan, link = self.layout.plan, self.layout.cluster.scale_up
-        by_rings = plan.overlap_tp and plan.framework == "megatron" and link.protocol == "nvlink"
-        if not by_rings or tier(group) != "scale_up":
-            return 1.0
-        peer = link.to_one_peer_bytes_per_s
-        return max(1.0, min(link.bandwidth_bytes_per_s, (group.size - 1) * peer) / peer)
-
-    def _between_racks(self, transfer: Transfer, price: Price) -> Price:
-        """What replicas of experts exchange once a step, as all other groups do, over the NICs of those in a rack."""
-        group, cluster = self.layout.group("edp"), self.layout.cluster
-        if tier(group) != "scale_out" or group.per_domain == 1 or cluster.scale_up_domain <= cluster.gpus_per_node:
-            return price
-        size, nics = group.size, group.size / group.domains
-        rate = self.training.replicas_of_nic * nics * cluster.scale_out.bandwidth_bytes_per_s
-        seconds = transfer.bytes_total * (size - 1) / size / rate
-        return price if seconds <= price.seconds else price.fitted(seconds / price.seconds, self._sigma["exposed"])
-
-    def nic_share(self, transfer: Transfer) -> float:
-        """Share of a GPU's NIC that a collective takes while alone."""
-        group = self.layout.group(transfer.group)
-        return nic_share(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
-
-    def hop(self, bytes_total: float, *, far: bool) -> tuple[Price, str]:
-        """A send between pipeline neighbours, inside a scale-up domain or across domains."""
-        group = self.layout.group("pp far" if far else "pp")
-        price = collective("send_recv", int(bytes_total), group, self.layout.cluster)
-        across = tier(group)
-        return price.fitted(
-            self.training.sustained.p2p, self._sigma["exposed"]
-        ) if across == "scale_out" else price, across
-
-    def stops(self, operations: Sequence[Operation]) -> Price | None:
-        """What the host keeps the GPU waiting in one pass over a layer; None for nothing."""
-        plan = self.layout.plan
-        read_s = 0.0 if plan.cuda_graphs else self.training.read_s.get(plan.framework, 0.0)
-        own, beside = self.own, [op for op in operations if op.part == ADAPTER and op.name.endswith(" A")]
-        adapters = [op for op in beside if not op.name.startswith("experts")]
-        reads = own.layer_reads + own.adapter_reads * len(adapters)
-        if any(op.kind == "grouped_gemm" and op.part != ADAPTER for op in operations):
-            reads += own.expert_reads if len(beside) == len(adapters) else own.adapted_expert_reads
-        if plan.attention_impl == "flash" and self.layout.cluster.gpu.generation.startswith("blackwell"):
-            reads += own.flash4_reads
-        seconds = reads * read_s
-        if own.adapter_reads:  # products of grouped rows, with gradients over all tokens
-            seconds += self.training.adapter_token_s * sum(math.prod(op.shape[:-2]) for op in adapters)
-        if not seconds:
-            return None
-        return Price(seconds, seconds * STOPS_BAND[0], seconds * STOPS_BAND[1], Source.FITTED)
 
     def _measured_gemm(self, op: Operation, role: str) -> Price:
         assert self.calibrated is not None
@@ -387,7 +286,7 @@ class Pricer:
         price = self.calibrated.grouped_gemm(role, int(op.shape[0]), m, n, k, dtype)
         # What the library prepares for a shape that it does not remember: code, on a CPU.
         remembered = min(1.0, SHAPES_REMEMBERED / (SHAPES_PER_ROWS * ROUTED_SPREAD * m))
-        new = op.new_shapes * (1.0 - remembered) * self._host.get(f"new_shape_{role}_{dtype}_s", 0.0)
+        new = op.new_shapes * (1.0 - remembered) * self._measured_host.get(f"new_shape_{role}_{dtype}_s", 0.0)
         return price.plus(Price(new, 0.5 * new, 1.5 * new, Source.INTERPOLATED)) if new else price
 
     def _element_wise(self, op: Operation, *, backward: bool) -> Price:
@@ -397,7 +296,7 @@ class Pricer:
         if self.calibrated is None:
             return self.moved(bytes_total * (self.gathered if op.part == "moe_permute" else 1.0))
         if timed is None or fused:
-            launches = self.unmeasured_launch_s * op.kernels
+            launches = self.host.unmeasured_launch_s * op.kernels
             price = self.moved(bytes_total)
             return Price(price.seconds + launches, price.p5 + launches, price.p95 + launches, Source.ROOFLINE)
         times = timed.backward if backward else timed.forward

@@ -112,7 +112,7 @@ def test_times_of_a_layer_are_its_bytes_over_its_links() -> None:
     assert fused.drive == 0.0
     state = 12  # master and moments in fp32, written and read again
     assert times.drive == pytest.approx(parameters * state * 2 / constants.NVME_BYTES_PER_S)
-    reduce = step.pricer.transfer(Transfer("all_reduce", "dp", parameters * step.layout.gradient_bytes))[0]
+    reduce = step.pricer.links.transfer(Transfer("all_reduce", "dp", parameters * step.layout.gradient_bytes))[0]
     assert times.reduce == pytest.approx(reduce.seconds)
 
 
@@ -133,7 +133,9 @@ def test_what_a_window_holds() -> None:
 def test_averaging_moves_all_weights_and_the_steps_reduce_nothing() -> None:
     step = flat()
     count = sum(block.dense_parameters for block in step.blocks)
-    assert averaging_s(step) == pytest.approx(step.pricer.transfer(Transfer("all_reduce", "dp", count * 2))[0].seconds)
+    assert averaging_s(step) == pytest.approx(
+        step.pricer.links.transfer(Transfer("all_reduce", "dp", count * 2))[0].seconds
+    )
     assert any(task.role == "reduce" for task in step.one_batch)
     assert not any(task.role == "reduce" for task in rewrite(step).one_batch)
 

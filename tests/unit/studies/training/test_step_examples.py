@@ -64,7 +64,7 @@ def test_a_tied_table_is_reduced_by_its_part_on_a_rank(tp: int) -> None:
     step, pricer = lowered(layout)
     table = layout.vocab_padded * 1024 / tp  # rows of the vocabulary on one rank
     assert layout.vocab_padded >= 4000
-    by_hand = pricer.transfer(Transfer("all_reduce", "pp", table * layout.gradient_bytes))[0].seconds
+    by_hand = pricer.links.transfer(Transfer("all_reduce", "pp", table * layout.gradient_bytes))[0].seconds
     assert [int(step.duration_ns[op]) for op in ops(step, "tied embedding")] == [nanoseconds(by_hand)] * 2
 
 
@@ -78,7 +78,7 @@ def test_gradients_are_reduced_and_parameters_gathered_in_messages_of_the_plan(s
     assert count == 3
 
     def by_hand(what: str, width: float) -> list[int]:
-        return [nanoseconds(pricer.transfer(Transfer(what, "dp", parameters * width / count))[0].seconds)] * count
+        return [nanoseconds(pricer.links.transfer(Transfer(what, "dp", parameters * width / count))[0].seconds)] * count
 
     found = ops(step, "reduce gradients")
     assert [int(step.duration_ns[op]) for op in found] == by_hand(kind, layout.gradient_bytes)
@@ -93,7 +93,7 @@ def test_between_steps_the_host_works_longer_with_each_doubling() -> None:
         layout = laid_out(cluster=f"h100-sxm:{gpus}", global_batch=128)
         _, pricer = lowered(layout)
         each = pricer.training.step_per_doubling_s[layout.plan.framework] / layout.cluster.host.cpu_speed
-        assert pricer.step_s == pytest.approx(each * math.log2(gpus / 8))
+        assert pricer.host.step_s == pytest.approx(each * math.log2(gpus / 8))
 
 
 def test_an_optimizer_step_moves_what_it_reads_and_writes() -> None:
@@ -365,9 +365,11 @@ def test_a_pass_of_transfers_takes_the_factors_of_its_network() -> None:
     pricer = Pricer(layout)
     exchange = Transfer("all_to_all", "ep", 1e8)
     alone = collective("all_to_all", 10**8, layout.group("ep"), layout.cluster).seconds
-    assert pricer.transfer(exchange)[0].seconds == pytest.approx(alone * pricer.training.sustained.dispatch)
+    assert pricer.links.transfer(exchange)[0].seconds == pytest.approx(alone * pricer.training.sustained.dispatch)
     busiest = collective("all_to_all", int(1e8 * 1.5), layout.group("ep"), layout.cluster).seconds
-    assert pricer.transfer(exchange, 1.5)[0].seconds == pytest.approx(busiest * pricer.training.sustained.dispatch)
+    assert pricer.links.transfer(exchange, 1.5)[0].seconds == pytest.approx(
+        busiest * pricer.training.sustained.dispatch
+    )
     across = Pricer(laid_out(load_model("mixtral-8x7b"), "h100-sxm:64", ep=8, tp=8, etp=8, global_batch=64))
     far = across.layout.group("ep")
     price, network = across.transfer(exchange)

@@ -87,7 +87,7 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
     if plan.pp > 1:
         tokens = layout.tokens_per_rank / (plan.tp if plan.sequence_parallel or layout.habits.scatters_sends else 1)
         size = tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
-        hop = float(min(nanoseconds(pricer.hop(size, far=far)[0].seconds) for far in (False, True)))
+        hop = float(min(nanoseconds(pricer.links.hop(size, far=far)[0].seconds) for far in (False, True)))
     ranks = sorted(set(ranks_of(layout, dense, expert)))
     outside = 0.0
     if gathers_first(layout):
@@ -95,12 +95,12 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
     if reduces_last(layout):
         outside += min(_last_bucket(layout, pricer, value, other, len(dense)) for value, other in ranks)
     if layout.habits.clips_gradients:
-        outside += nanoseconds(pricer.transfer(Transfer("all_reduce", "world", 4.0))[0].seconds)
+        outside += nanoseconds(pricer.links.transfer(Transfer("all_reduce", "world", 4.0))[0].seconds)
     tensors = layout.habits.pure_precision  # then the update goes through tensors that are not known here
     if not tensors:
         updates = [nanoseconds(optimizer_price(layout, pricer, value, other).seconds) for value, other in ranks]
         outside += max(updates) if layout.habits.clips_gradients else min(updates)
-    outside += nanoseconds(pricer.step_s)
+    outside += nanoseconds(pricer.host.step_s)
     return Ends(hop, outside)
 
 
@@ -133,5 +133,5 @@ def _shared(layout: Layout, pricer: Pricer, kind: str, dense: float, expert: flo
         if group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
             continue  # every rank shards with itself alone
         if parameters and layout.group(group).size > 1:
-            total += nanoseconds(pricer.transfer(Transfer(kind, group, parameters * width))[0].seconds)
+            total += nanoseconds(pricer.links.transfer(Transfer(kind, group, parameters * width))[0].seconds)
     return total

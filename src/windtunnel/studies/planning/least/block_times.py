@@ -58,7 +58,7 @@ def calm(pricer: Pricer) -> Pricer:
     """The same prices where nothing slows anything else: every op takes the time that it takes alone."""
     other = copy(pricer)
     other.training = replace(pricer.training, compute_by_scale_up=0.0, compute_by_scale_out=0.0, comm_by_compute=0.0)
-    other.nic_share = lambda transfer: 0.0  # type: ignore[method-assign]
+    other.links = pricer.links.undisturbed()
     return other
 
 
@@ -267,7 +267,7 @@ def block_work(pricer: Pricer, blocks: Mapping[int, Block]) -> dict[tuple[int, i
         return max(0, nanoseconds(price.seconds) - slack)
 
     def sending_ns(transfer: Transfer | None) -> int:
-        return 0 if transfer is None else max(0, nanoseconds(pricer.transfer(transfer)[0].seconds) - slack)
+        return 0 if transfer is None else max(0, nanoseconds(pricer.links.transfer(transfer)[0].seconds) - slack)
 
     def forward(op: Operation) -> int:
         if op.kind == "memory" and not op.forward_bytes:

@@ -148,12 +148,12 @@ def _task(
 
 def latency_ns(pricer: Pricer, kind: str, group: str) -> int:
     """What a collective of this kind costs however few bytes it has."""
-    return nanoseconds(pricer.transfer(Transfer(kind, group, LATENCY_BYTES))[0].seconds)
+    return nanoseconds(pricer.links.transfer(Transfer(kind, group, LATENCY_BYTES))[0].seconds)
 
 
 def collective_task(pricer: Pricer, name: str, transfer: Transfer, after: Sequence[int], role: str) -> Task:
     """A collective of all of `transfer`."""
-    price, tier = pricer.transfer(transfer)
+    price, tier = pricer.links.transfer(transfer)
     latency = latency_ns(pricer, transfer.kind, transfer.group)
     work = nanoseconds(price.seconds)
     return Task(
@@ -234,7 +234,7 @@ def _step(
     price = optimizer_price(layout, pricer, dense, expert, each)
     ends = tuple({*open_ends, *reduced})
     updated = tasks.add(Task("optimizer", COMPUTE, nanoseconds(price.seconds), ends, "update", phase="end"))
-    tasks.add(Task("between steps", "host", nanoseconds(pricer.step_s), (updated,), phase="end"))
+    tasks.add(Task("between steps", "host", nanoseconds(pricer.host.step_s), (updated,), phase="end"))
     return tasks.finish()
 
 

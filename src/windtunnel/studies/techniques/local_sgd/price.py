@@ -33,5 +33,5 @@ def averaging_s(step: FlatStep) -> float:
         ("edp", sum(block.expert_parameters for block in step.blocks)),
     ):
         if count and step.layout.group(group).size > 1:
-            total += pricer.transfer(Transfer("all_reduce", group, count * width))[0].seconds
+            total += pricer.links.transfer(Transfer("all_reduce", group, count * width))[0].seconds
     return total

@@ -172,7 +172,7 @@ def layer_times(
     drive = parameters * (FP32_STATE - 4.0) * 2.0 / constants.NVME_BYTES_PER_S if offload.nvme else 0.0
     reduce = 0.0
     if layout.group("dp").size > 1:
-        reduce = pricer.transfer(Transfer("all_reduce", "dp", parameters * gradient))[0].seconds
+        reduce = pricer.links.transfer(Transfer("all_reduce", "dp", parameters * gradient))[0].seconds
     times = LayerTimes(
         forward=forward,
         backward=backward,
@@ -184,7 +184,7 @@ def layer_times(
         reduce=reduce,
     )
     others = sum(block.dense_parameters for block in ends)
-    return times, (first, between, others * per_parameter + pricer.step_s)
+    return times, (first, between, others * per_parameter + pricer.host.step_s)
 
 
 def sizes_of(step: FlatStep, blocks: list[Block], result: Result) -> Sizes:

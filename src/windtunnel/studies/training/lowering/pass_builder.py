@@ -92,7 +92,7 @@ class PassBuilder:
         pricer = self.pricer
         if category == "attention" and pricer.document_length is not None:
             flops *= pricer.document_length / pricer.layout.plan.seq_len
-        each = pricer.backward_launch_s if self.backward else pricer.launch_s
+        each = pricer.host.backward_launch_s if self.backward else pricer.host.launch_s
         launch = self._op(OpKind.HOST, "host", kernels * each, name, "host", after=self.sync)
         self.sync = ()
         self.last = self._op(
@@ -121,13 +121,13 @@ class PassBuilder:
         launched: bool = True,
     ) -> int:
         """A collective on the stream of its group; not `launched`: the rest of one that is there already."""
-        price, tier = self.pricer.transfer(transfer, skew)
+        price, tier = self.pricer.links.transfer(transfer, skew)
         slower = self.pricer.slow_links if tier == "scale_out" else 1.0
-        handed_over_s = self.pricer.exchange_s if transfer.group == "tp" else 0.0
+        handed_over_s = self.pricer.host.exchange_s if transfer.group == "tp" else 0.0
         waits = after or self._behind()
         apart = tier.replace("_", "-")
         if launched:
-            launch_s = self.pricer.tp_launch_s if transfer.group == "tp" else self.pricer.collective_launch_s
+            launch_s = self.pricer.host.tp_launch_s if transfer.group == "tp" else self.pricer.host.collective_launch_s
             waits = (self._op(OpKind.HOST, "host", launch_s, name, "host"), *waits)
         op = self._op(
             OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE,
@@ -140,7 +140,7 @@ class PassBuilder:
             moved=transfer.bytes_total * share,
         )
         if tier == "scale_out":
-            self.nic_shares[op] = self.pricer.nic_share(transfer)
+            self.nic_shares[op] = self.pricer.links.nic_share(transfer)
         self.sent.append((f"{transfer.kind} {transfer.group} ({apart})", transfer.bytes_total * share))
         self._account(op, price, share)
         return op
@@ -155,7 +155,7 @@ class PassBuilder:
         layout = self.pricer.layout
         if not layout.plan.overlap_ep or transfer.group != "ep":
             return 0.0
-        captured = layout.plan.cuda_graphs and self.pricer.transfer(transfer)[1] == "scale_up"
+        captured = layout.plan.cuda_graphs and self.pricer.links.transfer(transfer)[1] == "scale_up"
         return 1.0 if captured or TRAITS[layout.schedule].hides_dispatch else self.pricer.training.hidden_partly
 
     def copy(self, name: str, bytes_total: float) -> int:

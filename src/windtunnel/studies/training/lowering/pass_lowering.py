@@ -175,7 +175,7 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
 
 def _stop(build: PassBuilder, block: Block) -> None:
     """What the host keeps the GPU waiting in one pass over a layer."""
-    price = None if block.is_end else build.pricer.stops(block.operations)
+    price = None if block.is_end else build.pricer.host.stops(block.operations)
     if price is not None:
         build.compute("host stops", price, "host stops", kernels=0)
 
@@ -217,7 +217,7 @@ def _dispatch(build: PassBuilder, name: str, transfer: Transfer, op: Operation, 
     hidden = build.hidden_share(transfer)
     if op.product is not None:
         beside = pricer.input_gradient(op.product) if backward else pricer.forward(op.product)
-        hidden = max(hidden, min(1.0, beside.seconds / pricer.transfer(transfer, skew)[0].seconds))
+        hidden = max(hidden, min(1.0, beside.seconds / pricer.links.transfer(transfer, skew)[0].seconds))
     if hidden < 1.0:
         build.pending.append(build.transfer(name, transfer, skew=skew, share=1.0 - hidden))
     if hidden > 0.0:

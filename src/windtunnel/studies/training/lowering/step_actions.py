@@ -151,8 +151,8 @@ def hop(pricer: Pricer, *, far: bool) -> tuple[int, str]:
     layout, size = pricer.layout, hop_bytes(pricer.layout)
     again = FREE  # what was cut for the way is put together where it arrives
     if layout.habits.scatters_sends and layout.plan.tp > 1 and not layout.plan.sequence_parallel:
-        again, _ = pricer.transfer(Transfer("all_gather", "tp", size * layout.plan.tp))
-    price, tier = pricer.hop(size, far=far)
+        again, _ = pricer.links.transfer(Transfer("all_gather", "tp", size * layout.plan.tp))
+    price, tier = pricer.links.hop(size, far=far)
     return nanoseconds(price.seconds + again.seconds), f"exposed pp ({tier.replace('_', '-')})"
 
 

@@ -104,7 +104,7 @@ class StepBuilder:
 
     def _collective(self, name: str, transfer: Transfer, messages: int, shared: bool) -> Collective:
         message = transfer._replace(bytes_total=transfer.bytes_total / messages)
-        price, tier = self.pricer.transfer(message)
+        price, tier = self.pricer.links.transfer(message)
         apart = tier.replace("_", "-")
         sent = self.layout.group(transfer.group).size > 1
         return Collective(
@@ -114,7 +114,7 @@ class StepBuilder:
             self.category(f"exposed {transfer.group} ({apart})"),
             nanoseconds(price.seconds * messages),
             TIER_CLASS[tier] if shared else 0,
-            round(PARTS * self.pricer.nic_share(message)) if shared else 0,
+            round(PARTS * self.pricer.links.nic_share(message)) if shared else 0,
         )
 
     def compute(self, name: str, category: str, kind: OpKind, seconds: float, interference: int, rank: int) -> int:

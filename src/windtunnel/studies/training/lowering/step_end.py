@@ -66,7 +66,7 @@ def add_end(
         op = build.compute("optimizer", "optimizer", OpKind.COMPUTE, price.seconds, MATH, rank)
         if not layout.habits.clips_gradients:
             build.ops.wait(op, ends[rank])
-        build.compute("between steps", "host", OpKind.HOST, build.pricer.step_s, 0, rank)
+        build.compute("between steps", "host", OpKind.HOST, build.pricer.host.step_s, 0, rank)
     return tuple(prices)
 
 
