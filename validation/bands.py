@@ -1,11 +1,12 @@
 """Bands judged by sources that made none of them.
 
-    python validation/bands.py TABLE.csv ... [--source TEXT] [--every N]
+    python validation/bands.py TABLE.csv ... [--source TEXT] [--generation TEXT] [--every N]
 
 For each source of the tables: `seen.yaml` is made again from all rows of `left_out_rows.csv` but its own, its rows are
 predicted, and held against the band is the error that `left_out_rows.csv` has for them with the source left out of the
 constants as well. So neither the middle nor the width knows the source. What adds for a distance (`distance` in the
-calibration) and what parts of a step miss by (`uncertainty`) stay as they are. N: every n-th row of a source.
+calibration) and what parts of a step miss by (`uncertainty`) stay as they are. N: every n-th row of a source;
+`--generation cdna`: only AMD's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from windtunnel.studies.training import answers, predict
 FACTORS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
-def judged(rows: Known, source: str, every: int) -> list[tuple[float, float, float]]:
+def judged(rows: Known, source: str, every: int, generation: str) -> list[tuple[float, float, float]]:
     """ln(measured / predicted left out) and the ends of the band in the same, of each row of a source."""
     others = {name: one for name, one in rows.items() if one[0].source != source}
     seen: dict[str, Any] = read_calibration("seen.yaml")
@@ -35,7 +36,8 @@ def judged(rows: Known, source: str, every: int) -> list[tuple[float, float, flo
     seen.update(yaml.safe_load(entries_of(others)))
     answers.forget_answers()
     found = []
-    for row, _, left_out, _ in [one for one in rows.values() if one[0].source == source][::every]:
+    own = [one for one in rows.values() if one[0].source == source]
+    for row, _, left_out, _ in [one for one in own if one[1].cluster.gpu.generation.startswith(generation)][::every]:
         outcome = outcome_of(row, predict)
         step, low, high = outcome.step_time_s, outcome.p5_s, outcome.p95_s
         assert step is not None
@@ -56,15 +58,18 @@ def main() -> None:
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--source", default="", help="only those whose name contains this")
+    parser.add_argument("--generation", default="", help="only runs on GPUs whose generation begins with this")
     asked = parser.parse_args()
     own = [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)]
     rows = known_rows(list(dict.fromkeys([*own, *asked.tables])))
-    named = {row.id: row.source for path in asked.tables for row in read_table(path) if row.id in rows}
+    tables = [row for path in asked.tables for row in read_table(path) if row.id in rows]
+    wanted = [row for row in tables if rows[row.id][1].cluster.gpu.generation.startswith(asked.generation)]
+    named = {row.id: row.source for row in wanted}
     inside: dict[str, list[bool]] = defaultdict(list)
     widths: dict[str, list[float]] = defaultdict(list)
     rows_of: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for source in sorted(one for one in set(named.values()) if asked.source in one):
-        for off, low, high in judged(rows, source, asked.every):
+        for off, low, high in judged(rows, source, asked.every, asked.generation):
             rows_of[source].append((off, low, high))
             inside[source].append(low <= off <= high)
             widths[source].append(high - low)

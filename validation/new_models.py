@@ -3,7 +3,7 @@
     python validation/new_models.py ROWS [--out table.csv]
 
 ROWS: new_models.csv, new_models_training.csv, unseen_2026.csv, unseen_2026_b.csv, unseen_2026_c.csv,
-unseen_2026_d.csv, accelerators.csv (TPU, Trainium, Ascend) or accelerators_serving.csv.
+unseen_2026_d.csv, unseen_2026_e.csv, accelerators.csv (TPU, Trainium, Ascend) or accelerators_serving.csv.
 
 `*_blind.csv` are the tables before any work on these models. Each row is a run as published; an empty cell was not.
 Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the shape of
@@ -32,9 +32,11 @@ DERIVED = Path(__file__).parent.parent / "tests" / "unit" / "physics" / "model" 
 
 
 def config_of(name: str, folder: Path) -> str:
-    """A row's model: a name of the catalogue, or the path of its file."""
+    """A row's model: a name of the catalogue, or the path of its file, such as one beside this script."""
     if name in catalogue_names():
         return name
+    if (beside := Path(__file__).with_name(f"{name}.json")).exists():
+        return str(beside)
     spec = find_spec("aiconfigurator_core")
     assert spec is not None
     assert spec.origin is not None

@@ -96,6 +96,7 @@ class Shard:
     fused: bool = True
     attention_impl: str = "flash"  # flash | flash2 | triton | unfused
     activation_bytes: int = ACTIVATION_BYTES
+    routes_whole: bool = False  # every rank of an expert-tensor group routes and sends the tokens of all
     weighs_in_fp32: bool = False  # experts' rows are multiplied by their scores in fp32, by kernels of their own
     masked_dispatch: bool = False  # tokens go to their experts' places by a product with a mask, and back by another
     fused_exchange: bool = False  # experts' kernels fetch rows from other ranks, quantise them and write them back

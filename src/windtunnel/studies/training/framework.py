@@ -70,6 +70,7 @@ class Habits:
     own_low_precision: bool = False
     deduplicates: bool = True  # a token goes once to each rank that has experts for it, not once for each choice
     weighs_in_fp32: bool = False  # experts' rows by their scores (torchtitan, `moe.py`)
+    routes_whole: bool = False  # experts' inputs are gathered over tp before the router (torchtitan, `parallelize.py`)
     # Products of a GPU's experts: TransformerEngine's GroupedLinear calls cuBLAS for each, on four streams
     # (`multi_stream_cublas_gemm`); torchtitan, Transformers 5 (`get_correct_experts_implementation`) and DeepSpeed's
     # AutoEP (`use_grouped_mm`) call torch._grouped_mm, MaxText megablox (`base.yml`): a kernel for all.
@@ -127,6 +128,7 @@ HABITS: dict[Framework, Habits] = {
         gradient_dtype="fp32",
         fused_optimizer=True,
         weighs_in_fp32=True,
+        routes_whole=True,
         deduplicates=False,  # `all_to_all_single`
     ),
     "fsdp": _FSDP,

@@ -220,6 +220,23 @@ def test_expert_tensor_ranks_see_each_others_tokens() -> None:
     assert found["experts_up"].shape == (4, even * 1.5 / 4, 2 * FFN / 2, H)
 
 
+def test_ranks_that_route_whole_gather_before_the_router_and_send_the_tokens_of_all() -> None:
+    """torchtitan's experts at etp = tp; the rows that experts multiply are the same."""
+    plain, found = (
+        ops(MIXTURE, tp=2, etp=2, ep=2, sequence_parallel=True, deduplicates=False, routes_whole=one)
+        for one in (False, True)
+    )
+    assert found["router"].before == ("all_gather", "etp", T * H * W)
+    assert found["unpermute"].after == ("reduce_scatter", "etp", T * H * W)
+    assert not {"expert_gather", "expert_scatter"} & set(found)
+    assert found["dispatch"].before == ("all_to_all", "ep", T * 2 * H * W)
+    assert plain["dispatch"].before == ("all_to_all", "ep", T * H * W)
+    assert found["experts_up"].shape == plain["experts_up"].shape
+    assert found["router"].flops == 2 * plain["router"].flops
+    whole = ops(MIXTURE, tp=2, etp=1, ep=2, sequence_parallel=True, deduplicates=False, routes_whole=True)
+    assert whole == ops(MIXTURE, tp=2, etp=1, ep=2, sequence_parallel=True, deduplicates=False)
+
+
 def test_a_masked_dispatch_writes_tables_of_tokens_by_places() -> None:
     plain, found = (ops(MIXTURE, ep=4, deduplicates=False, masked_dispatch=one) for one in (False, True))
     table = T * 2 * T

@@ -16,8 +16,10 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     latent, scored = (block.latent, block.scored) if isinstance(block, ExtendedBlock) else (0, 0)
     h = latent or hidden  # what is sent and what experts read
     local = shard.residual_tokens if shard.sequence_parallel else shard.tokens / shard.tp
+    whole = shard.routes_whole and shard.etp > 1  # the group's tokens are gathered before the router, not behind it
+    local = float(shard.tokens) if whole else local
     routed = local * block.experts_per_token  # tokens sent by this rank, and received when experts are balanced
-    even = routed * shard.etp  # the expert-tensor group sees each other's tokens
+    even = routed if whole else routed * shard.etp  # the expert-tensor group sees each other's tokens
     arrived = even * load
     groups = block.experts // shard.ep
     f = block.size / shard.etp
@@ -33,8 +35,9 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     # does, every rank is told which experts the tokens of all others go to, a byte for each.
     weights = sent * 4.0 * block.experts / shard.ep_domains if shard.hybrid_dispatch else 0.0
     maps = float(local * block.experts * places) if shard.hybrid_dispatch else 0.0
-    gather = Transfer("all_gather", "etp", even * h * w) if shard.etp > 1 else None
-    scatter = Transfer("reduce_scatter", "etp", even * h * w) if shard.etp > 1 else None
+    shared = (local if whole else even) * h * w
+    gather = Transfer("all_gather", "etp", shared) if shard.etp > 1 else None
+    scatter = Transfer("reduce_scatter", "etp", shared) if shard.etp > 1 else None
     router = Operation(
         "router",
         "router",
@@ -104,7 +107,7 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         home = exchange._replace(bytes_total=exchange.bytes_total + weights)
         dispatch = transferred("dispatch", quantised, load, load)
         ops.append(replace(dispatch, before=out, before_backward=home, product=first))
-    if gather:
+    if gather and not whole:
         ops.append(transferred("expert_gather", gather, load, load))
     if sort.forward_bytes:
         ops.append(sort)
@@ -125,12 +128,15 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         )
     if sort.forward_bytes:
         ops.append(sort)
-    if scatter:
+    if scatter and not whole:
         ops.append(transferred("expert_scatter", scatter, load, load))
     if exchange:
         back = transferred("combine", exchange, load)
         ops.append(replace(back, before_backward=quantised, product=last))  # each rank's own tokens come back
     way_out = [linear("latent_up", "latent", local, hidden, latent, shard, side="none")] if latent else []
+    if whole:
+        ops[0] = replace(router, before=gather, after_backward=scatter)
+        unpermute = replace(unpermute, after=scatter, before_backward=gather)
     return [*ops, unpermute, *way_out]
 
 

@@ -45,6 +45,7 @@ ATTENTION = (  # words of the file -> kernel; what is not here is the GPU's best
 )  # fmt: skip
 EXPERTS = {"eager": "sequential", "grouped_mm": "grouped"}  # Transformers' `experts_implementation`
 OF_MODEL = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "experts_implementation")  # of `from_pretrained`
+PACKING = ("packing", "sample_packing")
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon", "paged_adamw": "adam"}
@@ -71,8 +72,8 @@ NO_EFFECT = (  # beginnings of names
     "lora_modules", "lora_on_cpu", "loraplus", "loss_watchdog", "lr", "machine_rank", "main_process", "master",
     "max_grad", "max_samples", "max_steps", "metric", "mlflow", "model_revision", "model_type", "module", "neftune",
     "nnodes", "node_rank", "nproc", "num_epochs", "num_machines", "num_proc", "num_train", "output", "overwrite",
-    "packing", "pad_to", "per_device_eval", "plot", "prediction", "pref_", "preprocess", "push", "rdzv", "ref_",
-    "remove_unused", "report_to", "resume", "return_", "run_name", "sample_packing", "save", "scheduler", "seed",
+    "pad_to", "per_device_eval", "plot", "prediction", "pref_", "preprocess", "push", "rdzv", "ref_",
+    "remove_unused", "report_to", "resume", "return_", "run_name", "save", "scheduler", "seed",
     "special", "stage", "standalone", "strict", "system", "target_modules", "task_type", "template", "test_", "tf32",
     "token", "train_file", "train_on", "trust_remote", "use_auth", "use_cache", "use_fast", "use_llama", "use_peft",
     "use_reentrant", "val_", "validation", "wandb", "warmup", "weight_decay", "xformers",
@@ -170,12 +171,14 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
         unknown.append(f"the model {name}")
     for key, value in settings.items():
         if (
-            key in {*BATCH, *LENGTH, *MODEL, *READ, *FUSED_LOSS, *chain(*DEGREES.values())}
+            key in {*BATCH, *LENGTH, *MODEL, *READ, *FUSED_LOSS, *PACKING, *chain(*DEGREES.values())}
             or key.startswith(NO_EFFECT)
             or value in (None, False, "", [], "none")
         ):
             continue
         unknown.append(f"{key} {value}" if isinstance(value, str | int | float) else key)
+    if any(_on(settings.get(name)) for name in PACKING):
+        unknown.append("lengths of packed documents (attention is that of whole sequences; --lengths states them)")
     fields = {name: value for name, value in fields.items() if value is not None}
     return Native(str(fields["framework"]), fields, model or None, tuple(unknown), where)
 

@@ -81,6 +81,7 @@ def shard_of(layout: Layout) -> Shard:
         deduplicates=layout.deduplicates,
         weighs_in_experts=release.weighs_in_experts,
         hybrid_dispatch=layout.hybrid_dispatch,
+        routes_whole=layout.habits.routes_whole,
         weighs_in_fp32=layout.habits.weighs_in_fp32,
         fused_exchange=release.fused_exchange,
         masked_dispatch=release.masked_dispatch,
