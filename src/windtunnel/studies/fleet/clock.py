@@ -54,7 +54,7 @@ class Clock:
         self.memory: object = None
         self.moment = Moment()
         self.lines = policy if isinstance(policy, QueuePolicy) else None
-        self.board = Board(nodes, self.moment, self.lines.line) if self.lines else Board(nodes, self.moment)
+        self.board = self._board(nodes)
         self.active: dict[int, Running] = {}
         self.queue: EventQueue[tuple[int, object]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
@@ -72,6 +72,15 @@ class Clock:
         self.changes: Iterator[NodeChange] = iter(changes)  # by time; may have no end
         self._next_change()
         self.unfinished = len(self.jobs)
+
+    def _board(self, nodes: Sequence[int]) -> Board:
+        if self.lines is None:
+            return Board(nodes, self.moment)
+        if any(job.part is not None for job in self.jobs):
+            from windtunnel.studies.fleet.parts.devices import Divided
+
+            return Divided(nodes, self.moment, self.lines.line)
+        return Board(nodes, self.moment, self.lines.line)
 
     @property
     def now_ns(self) -> int:

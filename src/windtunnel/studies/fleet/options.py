@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.fleet.decision import Policy
     from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
     from windtunnel.studies.fleet.loans.pool import Loans
+    from windtunnel.studies.fleet.policies.own import Own
     from windtunnel.studies.fleet.tables import Speeds, Tables
 
 
@@ -28,3 +29,4 @@ class Options:
     quotas: tuple[Quota, ...] = ()  # of the trace's queues
     cohorts: tuple[Cohort, ...] = ()
     decider: Policy | None = None  # in place of the named policy's own
+    own: Own | None = None  # the named policy, with parameters of the user's

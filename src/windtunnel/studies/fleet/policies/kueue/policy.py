@@ -142,4 +142,5 @@ POLICY = Traits(
     ),
     needs=frozenset({"duration", "quota"}),
     capacity=FAILING,
+    parts=True,
 )
