@@ -48,6 +48,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     jobs = with_shares(on_cluster(jobs, site.gpus), site)
     if not isinstance(policy, str):
         own = own_of(policy)
+        own.make_policy(site, options)  # what is wrong with its parameters is said first
         chosen = replace(options, decider=own.decider, own=own)
         return replace(simulate(jobs, site, own.like, chosen), policy=own.name)
     policy = plain_name(policy)
@@ -162,12 +163,12 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         from windtunnel.studies.fleet.on_clock import owners_of, queues_of
         from windtunnel.studies.fleet.policies.kueue.books import Books
 
-        widest = {name: node.most for name, node in Books(jobs.quotas, jobs.cohorts).queues.items()}
+        counted, _ = in_units(jobs, site)
+        widest = {name: node.most for name, node in Books(counted.quotas, counted.cohorts).queues.items()}
         queues = queues_of(jobs)
         unknown = [at for at, queue in enumerate(queues) if queue and queue not in widest]
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
-        asked = jobs.gpus_asked
-        over = [at for at, queue in enumerate(queues) if queue in widest and asked[at] > widest[queue]]
+        over = [at for at, queue in enumerate(queues) if queue in widest and counted.gpus[at] > widest[queue]]
         drop(over, Reason.TOO_LARGE, "asks {gpus} GPUs, more than its queue may ever have")
         if site.topology and not options.pool:
             from windtunnel.studies.fleet.policies.kueue.topology import Topology
