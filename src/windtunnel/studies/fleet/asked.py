@@ -91,6 +91,7 @@ def options_of(question: Simulated) -> Options:
         tables=None if question.tables is None else Tables(Path(question.tables)),
         seed=question.seed,
         pool=question.placement == "pool",
+        compatible=question.placement == "compatible",
         restart_s=question.restart,
         speeds=predicted_speeds(),
     )

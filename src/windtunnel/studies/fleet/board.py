@@ -36,9 +36,11 @@ class Board:
         self.free = list(nodes)
         self.free_gpus = sum(nodes)
         self.capacity = self.free_gpus
-        self.by_free: list[list[int]] = [[] for _ in range(max(nodes, default=0) + 1)]  # nodes by free GPUs, rising
+        self.by_free: list[list[int]] = [
+            [] for _ in range(max(nodes, default=0) // self.unit + 1)
+        ]  # nodes by free GPUs, rising
         for node, count in enumerate(nodes):
-            self.by_free[count].append(node)
+            self.by_free[count // self.unit].append(node)
         self.lines: dict[Hashable, list[tuple[Rank, Running]]] = {}
         self.waiting = 0
         self.running: dict[int, Running] = {}
@@ -75,7 +77,7 @@ class Board:
 
     def resize(self, node: int, before: int, gpus: int) -> None:
         """A node has another number of GPUs, and what is gone was free."""
-        while len(self.by_free) <= gpus:
+        while len(self.by_free) <= gpus // self.unit:
             self.by_free.append([])
         self.capacity += gpus - before
         self._hold(((node, gpus - before),), 1)
@@ -84,11 +86,11 @@ class Board:
         for node, count in placement:
             self.touched.add(node)
             before = self.free[node]
-            nodes = self.by_free[before]
+            nodes = self.by_free[before // self.unit]
             del nodes[bisect_left(nodes, node)]
             after = self.free[node] = before + sign * count
             assert after >= 0, "a decision gave a node more than it has"
-            insort(self.by_free[after], node)
+            insort(self.by_free[after // self.unit], node)
             self.free_gpus += sign * count
 
     def queue(self) -> Generator[Running, bool, None]:
@@ -139,7 +141,7 @@ class Board:
 
     def _with(self, free: int) -> list[int]:
         """Nodes with so many free GPUs."""
-        return self.by_free[free] if free < len(self.by_free) else []
+        return self.by_free[free // self.unit] if free < len(self.by_free) * self.unit else []
 
     def most_free_first(self, gpus: int) -> Placement:
         """GPUs from the node with most free, the first of equals, until there are enough."""

@@ -19,6 +19,7 @@ from windtunnel.studies.fleet.outcome import CANCELLED, COMPLETED, REJECTED, UNF
 from windtunnel.studies.fleet.parts.part import known_parts
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.scaling import scaling_of
+from windtunnel.studies.fleet.sharing.links import links_of
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 from windtunnel.studies.fleet.traits import Traits
@@ -35,7 +36,7 @@ def run_exact(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Outco
     until_s = options.until_s
     if options.changes is not None and until_s is None:
         until_s = _end_s(jobs, site)
-    stays = options.changes is None and until_s is None
+    stays = options.changes is None and until_s is None and clock.links is None
     if not (stays and clock.lines is not None and clock.lines.run_whole(clock.jobs, clock.nodes)):
         clock.run(None if until_s is None else round(until_s * NS))
     outcome = outcome_of(jobs, traits.name, clock.jobs)
@@ -122,10 +123,11 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
     told = replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts)
     decider = options.decider or (options.own and options.own.make_policy(site, told))
     decider = decider or traits.make_policy(site, told)
+    links = None if options.pool else links_of(jobs, site, compatible=options.compatible)
     if options.changes is None:
-        return Clock(running, nodes, decider)
+        return Clock(running, nodes, decider, links=links)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)
-    return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s)
+    return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s, links=links)
 
 
 def queues_of(jobs: Jobs) -> list[str]:

@@ -21,6 +21,7 @@ class Options:
     tables: Tables | None = None
     seed: int = 0
     pool: bool = False  # GPUs are a count, not on nodes
+    compatible: bool = False  # gangs go where their traffic fits that of others
     until_s: float | None = None
     restart_s: float | None = None
     speeds: Speeds | None = None  # of jobs where `tables` is None: the training predictor

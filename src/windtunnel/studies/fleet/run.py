@@ -63,6 +63,9 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         raise SpecError("--policy", policy, f"with nodes that fail give one of {able}")
     if options.restart_s is not None and not traits.restarts and traits.loop != "log":  # a log has paid for its own
         raise SpecError("--restart", options.restart_s, f"leave it out: {policy} has its own, or none")
+    if options.compatible and not traits.compatible:
+        able = ", ".join(names_of(lambda each: each.compatible))
+        raise SpecError("--placement", "compatible", f"{policy} places by counts, or by itself: give one of {able}")
     dropped = _dropped(jobs, site, traits, options)
     dropped_rows = {each.job for each in dropped}
     keep = np.array([at for at in range(len(jobs)) if at not in dropped_rows], np.int64)
@@ -81,7 +84,8 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
 
 def _run(jobs: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:
     """The run of jobs that can run."""
-    if traits.compiled and options.changes is None and site.unit == 1:
+    linked = bool(site.link) and "period_s" in jobs.columns
+    if traits.compiled and options.changes is None and site.unit == 1 and not linked and not options.compatible:
         return _queue(jobs, site, policy, options)
     if traits.loop == "log":
         return _current(jobs, policy)

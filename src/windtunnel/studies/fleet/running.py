@@ -65,6 +65,7 @@ class Running:
     rank: Rank = (0.0, 0.0, 0)  # as its policy ordered it last
     turn_ns: int = 0  # when that changes though nothing happens
     part: Part | None = None  # of GPUs, of which it asks for `gpus` // `part.units`; None: whole GPUs
+    stretch: float = 1.0  # its step over its step alone, by the links that it shares
     spots: tuple[Spot, ...] = ()  # of its parts, where it has any
 
     @property

@@ -7,7 +7,8 @@ nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for p
 slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too,
                    and `gpu`
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
-                   blocks, `topology: {block: 64, rack: 16}`; `shares_per_gpu` for jobs that ask for shares by number
+                   blocks, `topology: {block: 64, rack: 16}`; `shares_per_gpu` for jobs that ask for shares by number,
+                   `link` of a rack or node for traffic (`sharing/links.py`)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys
+from windtunnel.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
@@ -46,6 +48,7 @@ class Site:
     topology: tuple[tuple[str, int], ...] = ()  # levels above nodes, from the top down, and nodes of a domain of each
     unit: int = 1  # in which GPUs are counted, of a GPU: `per_node` is in it too (`parts/part.py`)
     shares: int = 0  # into which a GPU is cut for jobs that ask for shares by number; 0: not told
+    link: float = 0.0  # bytes per second of a domain of the lowest level, or of a node; 0: not told
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
     changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
@@ -137,7 +140,7 @@ def _of_slurm(files: tuple[Path, ...], text: str) -> Site:
 
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
-    keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "topology", "slurm", *CLOUDS}
+    keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "link", "topology", "slurm", *CLOUDS}
     shares = data.get("shares_per_gpu", 0)
     if isinstance(shares, bool) or not isinstance(shares, int) or not 0 <= shares <= SHARES_MOST:
         raise SpecError("shares_per_gpu", shares, f"give a whole number from 1 to {SHARES_MOST:,}", str(path))
@@ -154,7 +157,8 @@ def _from_yaml(path: Path) -> Site:
     known_keys(data, keys, str(path))
     gpu = str(data.get("gpu", "gpu"))
     site = parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
-    return replace(site, file=path, topology=_levels(data.get("topology", {}), path), shares=shares)
+    link = parse_bandwidth(data["link"], "link", str(path)) if "link" in data else 0.0
+    return replace(site, file=path, topology=_levels(data.get("topology", {}), path), shares=shares, link=link)
 
 
 def _levels(entry: object, path: Path) -> tuple[tuple[str, int], ...]:

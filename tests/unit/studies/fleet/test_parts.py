@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
@@ -99,7 +99,7 @@ class Looks:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(rows=jobs_strategy, lost=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 1)), max_size=2))
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=30, deadline=None)
 def test_no_gpu_holds_more_than_one(name: str, rows: list[tuple[int, int, int, str]], lost) -> None:
     rows = [*rows, (0, 1, 1, "0.5")]
     jobs, policy, clocks = running(rows), made(name), list[Clock]()
@@ -122,7 +122,7 @@ def test_no_gpu_holds_more_than_one(name: str, rows: list[tuple[int, int, int, s
 
 @pytest.mark.parametrize("name", NAMES)
 @given(rows=jobs_strategy)
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=30, deadline=None)
 def test_whole_gpus_are_given_as_where_none_is_divided(name: str, rows: list[tuple[int, int, int, str]]) -> None:
     """One part, after all others have ended, changes nothing for them; preemptive policies on one node."""
     nodes = 1 if name in ("tiresias", "srtf") else 2

@@ -51,6 +51,7 @@ FURTHER = (
     # as the log of a scheduler has them
     *("queue", "cluster_queue", "qos", "priority", "account", "limit_s", "eligible_s", "end_s"),
     *("log_state", "log_restarts", "log_gpu_seconds", "billing", "cpus", "topology", "pod_gpus", "part"),
+    *("period_s", "busy_s", "rate_gbps"),
 )  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
 

@@ -120,14 +120,14 @@ class Divided(Board):
 
     def _spots(self, part: Part, count: int) -> tuple[Spot, ...] | None:
         """Where so many parts go."""
-        fresh = -(-count // (part.most if part.slices else 1)) * UNITS
-        wide = next((nodes[0] for nodes in self.by_free[fresh::UNITS] if nodes), None)
+        fresh = -(-count // (part.most if part.slices else 1))
+        wide = next((nodes[0] for nodes in self.by_free[fresh:] if nodes), None)
         near = self.divided.keys() | (set() if wide is None else {wide})
         fits = [spots for node in near if len(spots := self._on(node, part, count)) == count]
         if fits:
             return min(fits, key=self._cost)
         chosen: tuple[Spot, ...] = ()
-        whole = {node for nodes in self.by_free[UNITS:] for node in nodes}
+        whole = {node for nodes in self.by_free[1:] for node in nodes}
         everywhere = [self._on(node, part, count) for node in whole | self.divided.keys()]
         for spots in sorted(everywhere, key=lambda spots: (-len(spots), spots[:1])):
             chosen += spots[: count - len(chosen)]

@@ -98,6 +98,7 @@ def _queue(name: str) -> Traits:
         capacity=FAILING,
         compiled=True,
         parts=True,
+        compatible=True,
         other_names=("backfill",) if name == "easy" else (),
     )
 

@@ -143,4 +143,5 @@ POLICY = Traits(
     needs=frozenset({"duration", "quota"}),
     capacity=FAILING,
     parts=True,
+    compatible=True,
 )
