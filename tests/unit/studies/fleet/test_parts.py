@@ -290,3 +290,15 @@ def test_nodes_that_fail_take_parts_with_them(tmp_path: Path) -> None:
     assert outcome.end_s.tolist() == [110, 100]
     assert outcome.gpu_seconds.tolist() == [50, 400]
     assert (outcome.extra or {})["down_gpu_hours"] == pytest.approx((10 * 4 + 90 * 2) / 3600, abs=1e-6)
+
+
+def test_the_page_says_what_is(tmp_path: Path) -> None:
+    """The example of docs/fleet.md: its list of jobs as it stands there, and when they start."""
+    page = (Path(__file__).parents[4] / "docs" / "fleet.md").read_text()
+    lines = page[page.index("    job,submit_s,gpus,duration_s,part") :].split("\n\n")[0].splitlines()
+    trace = write(tmp_path, "".join(line.split("#")[0].strip() + "\n" for line in lines), "parts.csv")
+    (outcome,) = fleet(trace, "h100-sxm:1x8").outcomes
+    assert dict(zip(outcome.jobs.name, outcome.start_s.tolist(), strict=True)) == {
+        **dict.fromkeys(("notebook", "sweep", "server", "train"), 0.0),
+        "late": 100.0,
+    }

@@ -235,7 +235,9 @@ class Part:
         for number, pod in self.pods():
             each = self._gpus_of_pod(pod, name or self.name, notes)
             if fraction and number:
-                each = Gpus({fraction: each.total() or (int(devices) if devices.isdecimal() else 1)})
+                each = Gpus(
+                    {fraction: each.total() or (int(devices) if devices.isdecimal() and len(devices) < 10 else 1)}
+                )
             total.update({part: number * count for part, count in each.items()})
         return +total
 

@@ -21,13 +21,14 @@ import numpy as np
 
 from windtunnel.errors import UserError
 from windtunnel.files.document import read_mapping
+from windtunnel.files.table import number_of
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
 from windtunnel.studies.fleet.site import Site
 
 UNITS = 1000  # of a GPU
 PROFILE = re.compile(r"(\d+g\.\d+gb)(?:[.+]me(?:\.all)?|-me)?")
-SHARES = re.compile(r"(\d+) shares?")
+SHARES = re.compile(r"(\d{1,9}) shares?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,9 @@ def part_of(text: str, gpu: str = "gpu", shares: int = 0) -> Part | str:
         return known.get(profile[1]) or f"asks for {text}, and {gpu} {names}"
     if counted and not shares:
         return f"asks for {text} of a GPU, and --cluster's file does not say `shares_per_gpu`"
-    try:
-        share = int(counted[1]) / shares if counted else float(text)
-    except ValueError:
-        share = 0.0
-    if not 1 <= int(share * UNITS + 1e-9) <= UNITS:
-        return f"asks for {text!r} of a GPU: write a profile such as 1g.10gb, or a share from 0.001 to 1"
+    share = int(counted[1]) / shares if counted else number_of(text)
+    if not 1 <= share * UNITS + 1e-9 < UNITS + 1:
+        return f"asks for {text[:40]!r} of a GPU: write a profile such as 1g.10gb, or a share from 0.001 to 1"
     return Part(int(share * UNITS + 1e-9))
 
 
