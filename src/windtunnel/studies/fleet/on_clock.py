@@ -121,7 +121,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
     ]
     nodes = [site.per_node] * site.nodes
     told = replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts)
-    decider = options.decider or (options.own and options.own.make_policy(site, told))
+    decider = options.decider or (options.make and options.make(site, told))
     decider = decider or traits.make_policy(site, told)
     links = None if options.pool else links_of(jobs, site, compatible=options.compatible)
     if options.changes is None:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from windtunnel.studies.fleet.capacity import Changes
     from windtunnel.studies.fleet.decision import Policy
     from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
     from windtunnel.studies.fleet.loans.pool import Loans
-    from windtunnel.studies.fleet.policies.own import Own
+    from windtunnel.studies.fleet.site import Site
     from windtunnel.studies.fleet.tables import Speeds, Tables
 
 
@@ -30,4 +32,4 @@ class Options:
     quotas: tuple[Quota, ...] = ()  # of the trace's queues
     cohorts: tuple[Cohort, ...] = ()
     decider: Policy | None = None  # in place of the named policy's own
-    own: Own | None = None  # the named policy, with parameters of the user's
+    make: Callable[[Site, Options], Policy | None] | None = None  # the named policy, with parameters of the user's

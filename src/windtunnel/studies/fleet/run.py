@@ -49,7 +49,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     if not isinstance(policy, str):
         own = own_of(policy)
         own.make_policy(site, options)  # what is wrong with its parameters is said first
-        chosen = replace(options, decider=own.decider, own=own)
+        chosen = replace(options, decider=own.decider, make=own.make_policy)
         return replace(simulate(jobs, site, own.like, chosen), policy=own.name)
     policy = plain_name(policy)
     if policy not in POLICIES:

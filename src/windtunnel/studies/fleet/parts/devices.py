@@ -9,16 +9,16 @@ of MIG begins as far up as it may, which leaves room for large ones.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 from itertools import chain
 
-from windtunnel.studies.fleet.board import Board, Move, next_in_queue
+from windtunnel.studies.fleet.board import Board, Move, by_rank, next_in_queue
 from windtunnel.studies.fleet.decision import Placement
 from windtunnel.studies.fleet.parts.part import UNITS, Part
-from windtunnel.studies.fleet.running import Moment, Rank, Running, Spot
+from windtunnel.studies.fleet.running import Moment, Running, Spot
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +199,12 @@ class Divided(Board):
         A job whose place is taken looks for another when its rank has its turn; it stops, and starts there.
         """
         then, start, stop = self.copy(), list[tuple[Running, Placement, tuple[Spot, ...]]](), dict[int, Running]()
-        again: list[tuple[Rank, Running]] = []
+        again: list[Running] = []
         queue = self.queue()
         head = next(queue, None)
         while head is not None or again:
-            if again and (head is None or again[0][0] < head.rank):
-                job = heappop(again)[1]
+            if again and (head is None or again[0].rank < head.rank):
+                job = again.pop(0)
                 then, placement = then._with_room(job, running)
             else:
                 assert head is not None
@@ -216,7 +216,7 @@ class Divided(Board):
                 for victim in running:
                     if victim.index not in then.running and victim.index not in stop:
                         stop[victim.index] = victim
-                        heappush(again, (victim.rank, victim))
+                        insort(again, victim, key=by_rank)
         yield from ((job, None) for job in stop.values())
         for job, placement, spots in start:
             job.spots = spots
