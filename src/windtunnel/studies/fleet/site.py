@@ -158,6 +158,8 @@ def _from_yaml(path: Path) -> Site:
     gpu = str(data.get("gpu", "gpu"))
     site = parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
     link = parse_bandwidth(data["link"], "link", str(path)) if "link" in data else 0.0
+    if "link" in data and not link > 0:
+        raise SpecError("link", data["link"], "give more than 0, such as 400Gb/s", str(path))
     return replace(site, file=path, topology=_levels(data.get("topology", {}), path), shares=shares, link=link)
 
 

@@ -111,5 +111,8 @@ def test_without_links_or_traffic_nothing_changes(tmp_path: Path) -> None:
         run(tmp_path, rows, compatible=True)
     with pytest.raises(UserError, match="by counts"):
         run(tmp_path, "a,0,12,100,1,0.5\n", "tiresias", compatible=True)
+    for link in ("0Gb/s", "-5Gb/s", "fast"):
+        with pytest.raises(UserError, match="link"):
+            run(tmp_path, rows, site=SITE.replace("50Gb/s", link))
     with pytest.raises(UserError, match="busy time within the period"):
         run(tmp_path, "a,0,12,100,1,2\n")
