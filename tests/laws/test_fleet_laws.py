@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.board import QueuePolicy, by_rank, whatever_fits
+from windtunnel.studies.fleet.board import QueuePolicy, by_rank
 from windtunnel.studies.fleet.clock import Clock, NodeChange
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
@@ -200,7 +200,7 @@ class WalksAll(Srtf):
     def choose(self, board):
         for job in board.running.values():
             job.rank = self.rank(job)
-        yield from whatever_fits(board, sorted(board.running.values(), key=by_rank))
+        yield from board.whatever_fits(sorted(board.running.values(), key=by_rank))
 
 
 @settings(max_examples=150, deadline=None)

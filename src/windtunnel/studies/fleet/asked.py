@@ -13,6 +13,7 @@ from windtunnel.studies.fleet.changed import changed_cluster
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
 from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.parts.part import with_shares
 from windtunnel.studies.fleet.policies.own import title
 from windtunnel.studies.fleet.policies.table import POLICIES, plain_name
 from windtunnel.studies.fleet.predicted import predicted_speeds
@@ -35,14 +36,15 @@ def as_asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...
 def _as_told(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]:
     names = policies_of(question.policy)
     jobs = read_jobs(question.trace, question.where)
+    site = parse_site(question.cluster, question.gpus_per_node) if question.cluster else None
+    jobs = with_shares(jobs, site)
     most = held_at_once(jobs)
     unread = sum(each.count for each in jobs.not_understood)
     notes: tuple[str, ...] = ()
     if unread:
         what = f"{format_many(unread, 'job')} of the log not taken as they stand"
         notes = (f"{what}; `windtunnel fleet lint` says which and why",)
-    if question.cluster:
-        site = parse_site(question.cluster, question.gpus_per_node)
+    if site is not None:
         if most > site.gpus:
             text = f"jobs of the log held {format_many(most, 'GPU')} at once, and {site.text} has {site.gpus:,}"
             notes += (f"{text}: the cluster is not the log's, or the log's GPUs are no whole GPUs",)
@@ -89,6 +91,7 @@ def options_of(question: Simulated) -> Options:
         tables=None if question.tables is None else Tables(Path(question.tables)),
         seed=question.seed,
         pool=question.placement == "pool",
+        compatible=question.placement == "compatible",
         restart_s=question.restart,
         speeds=predicted_speeds(),
     )

@@ -27,6 +27,8 @@ by_rank = attrgetter("rank")
 class Board:
     """Waiting and running jobs, and free GPUs. `nodes`: GPUs of each node that is up."""
 
+    unit = 1  # of a GPU: 1,000 where jobs may ask for parts (`parts/devices.py`)
+
     def __init__(
         self, nodes: Sequence[int], moment: Moment, line: Callable[[Running], Hashable] = attrgetter("gpus")
     ) -> None:
@@ -34,9 +36,11 @@ class Board:
         self.free = list(nodes)
         self.free_gpus = sum(nodes)
         self.capacity = self.free_gpus
-        self.by_free: list[list[int]] = [[] for _ in range(max(nodes, default=0) + 1)]  # nodes by free GPUs, rising
+        self.by_free: list[list[int]] = [
+            [] for _ in range(max(nodes, default=0) // self.unit + 1)
+        ]  # nodes by free GPUs, rising
         for node, count in enumerate(nodes):
-            self.by_free[count].append(node)
+            self.by_free[count // self.unit].append(node)
         self.lines: dict[Hashable, list[tuple[Rank, Running]]] = {}
         self.waiting = 0
         self.running: dict[int, Running] = {}
@@ -73,7 +77,7 @@ class Board:
 
     def resize(self, node: int, before: int, gpus: int) -> None:
         """A node has another number of GPUs, and what is gone was free."""
-        while len(self.by_free) <= gpus:
+        while len(self.by_free) <= gpus // self.unit:
             self.by_free.append([])
         self.capacity += gpus - before
         self._hold(((node, gpus - before),), 1)
@@ -82,11 +86,11 @@ class Board:
         for node, count in placement:
             self.touched.add(node)
             before = self.free[node]
-            nodes = self.by_free[before]
+            nodes = self.by_free[before // self.unit]
             del nodes[bisect_left(nodes, node)]
             after = self.free[node] = before + sign * count
             assert after >= 0, "a decision gave a node more than it has"
-            insort(self.by_free[after], node)
+            insort(self.by_free[after // self.unit], node)
             self.free_gpus += sign * count
 
     def queue(self) -> Generator[Running, bool, None]:
@@ -120,16 +124,24 @@ class Board:
             return None
         chosen = [(node, per_node) for node in idle[:whole]]
         if rest:
-            for count in range(rest, per_node + 1):
+            for count in range(rest, per_node + 1, self.unit):
                 nodes = self._with(count)[whole if count == per_node else 0 :]
                 if nodes:
                     return (*chosen, (nodes[0], rest))
             return None
         return tuple(chosen)
 
+    def room(self, job: Running, per_node: int) -> Placement | None:
+        """Where a job goes as a gang, or None where it does not fit."""
+        return self.gang(job.gpus, per_node)
+
+    def anywhere(self, job: Running) -> Placement | None:
+        """Where a job goes that fits in the free GPUs, on any nodes."""
+        return self.most_free_first(job.gpus)
+
     def _with(self, free: int) -> list[int]:
         """Nodes with so many free GPUs."""
-        return self.by_free[free] if free < len(self.by_free) else []
+        return self.by_free[free // self.unit] if free < len(self.by_free) * self.unit else []
 
     def most_free_first(self, gpus: int) -> Placement:
         """GPUs from the node with most free, the first of equals, until there are enough."""
@@ -145,6 +157,38 @@ class Board:
                 gpus -= count
         return tuple(chosen)
 
+    def whatever_fits(self, running: Sequence[Running], free: int | None = None) -> Iterator[Move]:
+        """Walking running and waiting jobs by rank, whatever fits runs and what no longer does stops.
+
+        `running`: those that run, by rank, each of which is up to date; where nothing changes ahead of some rank, those
+        behind it, and `free`, the GPUs that are left for them. New places are sought in the order of the walk.
+        """
+        free = self.capacity if free is None else free
+        start: list[Running] = []
+        stop: list[Running] = []
+        queue = self.queue()
+        head = next(queue, None)
+        for job in running:
+            rank = job.rank
+            while head is not None and head.rank < rank:
+                if fits := head.gpus <= free:
+                    start.append(head)
+                    free -= head.gpus
+                head = next_in_queue(queue, size=not fits)
+            if job.gpus <= free:
+                free -= job.gpus
+            else:
+                stop.append(job)
+        while head is not None:
+            if fits := head.gpus <= free:
+                start.append(head)
+                free -= head.gpus
+            head = next_in_queue(queue, size=not fits)
+        for job in stop:
+            yield job, None
+        for job in start:
+            yield job, self.anywhere(job)
+
 
 class QueuePolicy:
     """A policy whose jobs wait in lines, in the order of `rank`, and that moves some of them at a time."""
@@ -154,8 +198,8 @@ class QueuePolicy:
         raise NotImplementedError
 
     def line(self, job: Running) -> Hashable:
-        """In which line it waits."""
-        return job.gpus
+        """In which line it waits: with those that find room where it does."""
+        return job.gpus if job.part is None else (job.gpus, job.part)
 
     def choose(self, board: Board) -> Iterator[Move]:
         """What starts and stops now."""
@@ -242,39 +286,6 @@ def _job_of(job_state: JobState, moment: Moment) -> Running:
     job.placed_ns = moment.ns - job.held_ns  # a job that nobody stops has one placement
     job.due_ns = moment.ns + left_ns
     return job
-
-
-def whatever_fits(board: Board, running: Sequence[Running], free: int | None = None) -> Iterator[Move]:
-    """Walking running and waiting jobs by rank, whatever fits runs and what no longer does stops.
-
-    `running`: those that run, by rank, each of which is up to date; where nothing changes ahead of some rank, those
-    behind it, and `free`, the GPUs that are left for them. New places are sought in the order of the walk.
-    """
-    free = board.capacity if free is None else free
-    start: list[Running] = []
-    stop: list[Running] = []
-    queue = board.queue()
-    head = next(queue, None)
-    for job in running:
-        rank = job.rank
-        while head is not None and head.rank < rank:
-            if fits := head.gpus <= free:
-                start.append(head)
-                free -= head.gpus
-            head = next_in_queue(queue, size=not fits)
-        if job.gpus <= free:
-            free -= job.gpus
-        else:
-            stop.append(job)
-    while head is not None:
-        if fits := head.gpus <= free:
-            start.append(head)
-            free -= head.gpus
-        head = next_in_queue(queue, size=not fits)
-    for job in stop:
-        yield job, None
-    for job in start:
-        yield job, board.most_free_first(job.gpus)
 
 
 def next_in_queue(queue: Generator[Running, bool, None], *, size: bool = False) -> Running | None:

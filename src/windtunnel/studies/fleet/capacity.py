@@ -99,7 +99,7 @@ def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
         time_ns = round((begin_s + time_s) * NS)
         if by_node:
             node = int(_number(path, line, "node", which, site.nodes - 1))
-            gpus = int(_number(path, line, "gpus", more[0], site.per_node))
+            gpus = int(_number(path, line, "gpus", more[0], site.per_node // site.unit)) * site.unit
             node_changes.append(NodeChange(time_ns, node, gpus))
             continue
         count = int(_number(path, line, "nodes", which, site.nodes))

@@ -21,6 +21,7 @@ from windtunnel.physics.engine.events import EventQueue
 from windtunnel.studies.fleet.board import Board, QueuePolicy, carry_out
 from windtunnel.studies.fleet.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.studies.fleet.running import NS, Moment, Running
+from windtunnel.studies.fleet.sharing.links import Linked, Links
 from windtunnel.studies.fleet.work import Work
 
 NODE, PHASE, ARRIVE, WAKE = range(4)  # priorities of what happens at one time
@@ -46,15 +47,18 @@ class Clock:
         *,
         changes: Iterable[NodeChange] = (),
         checkpoint_s: float = 0.0,
+        links: Links | None = None,
     ) -> None:
         self.jobs = list(jobs)
         self.nodes = list(nodes)
         self.policy = policy
         self.checkpoint_s = checkpoint_s
+        self.links = links
+        self.beside: set[int] = set()  # jobs whose links have others on them than before
         self.memory: object = None
         self.moment = Moment()
         self.lines = policy if isinstance(policy, QueuePolicy) else None
-        self.board = Board(nodes, self.moment, self.lines.line) if self.lines else Board(nodes, self.moment)
+        self.board = self._board(nodes)
         self.active: dict[int, Running] = {}
         self.queue: EventQueue[tuple[int, object]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
@@ -72,6 +76,17 @@ class Clock:
         self.changes: Iterator[NodeChange] = iter(changes)  # by time; may have no end
         self._next_change()
         self.unfinished = len(self.jobs)
+
+    def _board(self, nodes: Sequence[int]) -> Board:
+        if self.lines is None:
+            return Board(nodes, self.moment)
+        if any(job.part is not None for job in self.jobs):
+            from windtunnel.studies.fleet.parts.devices import Divided
+
+            return Divided(nodes, self.moment, self.lines.line)
+        if self.links is not None and self.links.compatible:
+            return Linked(nodes, self.moment, self.lines.line, self.links)
+        return Board(nodes, self.moment, self.lines.line)
 
     @property
     def now_ns(self) -> int:
@@ -91,6 +106,7 @@ class Clock:
             while self.queue.next_ns() == next_ns:
                 now_ns, (kind, what), ticket = self.queue.pop()
                 decide |= self._happens(now_ns, kind, what, ticket)
+            self._stretch(next_ns)
             if not (decide and self.active and any(self.nodes)):
                 continue
             if self.slot_ns and self.decided_ns is not None and next_ns < self.decided_ns + self.slot_ns:
@@ -98,6 +114,7 @@ class Clock:
                 continue
             self.decided_ns = next_ns
             self._decide(next_ns)
+            self._stretch(next_ns)
 
     def _next_change(self) -> None:
         change = next(self.changes, None)
@@ -185,11 +202,12 @@ class Clock:
         if self.lines is not None:
             self.board.give(job, job.placement)
         job.placement, job.counts = EMPTY, ()
+        self._link(job)
         return not self.interval_ns
 
     def _rate(self, job: Running, now_ns: int) -> None:
         """Set the rate of a placed job, and when its phase ends."""
-        job.rate = job.work.rate(job.placement, job.phase)
+        job.rate = job.work.rate(job.placement, job.phase) / job.stretch
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
             job.ticket = None
@@ -197,6 +215,23 @@ class Clock:
             remaining_units = max(job.work.phase_end(job.phase) - job.units, 0.0)
             job.due_ns = max(job.since_ns, now_ns) + max(round(remaining_units / job.rate * NS), 0)
             job.ticket = self.queue.push(job.due_ns, (PHASE, job), PHASE)
+
+    def _link(self, job: Running) -> None:
+        if self.links is not None:
+            self.beside |= self.links.move(job.index, job.placement)
+
+    def _stretch(self, now_ns: int) -> None:
+        """Jobs are as fast as the links that they share with others now let them be."""
+        beside, self.beside = self.beside, set()
+        for index in sorted(beside):
+            job = self.active.get(index)
+            if job is None or not job.placement or self.links is None:
+                continue
+            stretch = self.links.stretch(index)
+            if stretch != job.stretch:
+                self._book(job, now_ns)
+                job.stretch = stretch
+                self._rate(job, now_ns)
 
     def _stop(self, job: Running, now_ns: int) -> None:
         self._book(job, now_ns)
@@ -208,6 +243,7 @@ class Clock:
             self.queue.cancel(job.ticket)
             job.ticket = None
         job.placement, job.counts, job.rate = EMPTY, (), 0.0
+        self._link(job)
 
     def _count_restart(self, job: Running, now_ns: int) -> None:
         """Book what this placement's restart has held, once it ends."""
@@ -310,6 +346,7 @@ class Clock:
             return
         job.placement = after
         job.counts = tuple(count for _, count in after)
+        self._link(job)
         job.held_since_ns = now_ns
         if job.start_ns is None:
             job.start_ns = now_ns + delay_ns

@@ -13,6 +13,7 @@ from shlex import quote
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
+from windtunnel.studies.fleet.jobs.kubernetes_parts import SLICES
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Association, Cluster, Limits, Partition, Qos
 from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
@@ -43,7 +44,10 @@ def _groups(holder: Quota | Cohort) -> list[dict[str, object]]:
     limits = {"borrowingLimit": holder.borrowing_limit, "lendingLimit": holder.lending_limit}
     gpus = {"name": "nvidia.com/gpu", "nominalQuota": holder.nominal}
     gpus |= {name: value for name, value in limits.items() if value is not None}
-    return [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "default-flavor", "resources": [gpus]}]}]
+    slices = holder.slices if isinstance(holder, Quota) else {}
+    rows = [gpus, *({"name": f"{SLICES}{profile}", "nominalQuota": count} for profile, count in slices.items())]
+    covered = [row["name"] for row in rows]
+    return [{"coveredResources": covered, "flavors": [{"name": "default-flavor", "resources": rows}]}]
 
 
 def _cohort(cohort: Cohort) -> dict[str, object]:

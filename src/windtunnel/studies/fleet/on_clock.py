@@ -16,8 +16,10 @@ from windtunnel.studies.fleet.kinds.run import learns, typed_works
 from windtunnel.studies.fleet.measured.jobs import works
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import CANCELLED, COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
+from windtunnel.studies.fleet.parts.part import known_parts
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.scaling import scaling_of
+from windtunnel.studies.fleet.sharing.links import links_of
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 from windtunnel.studies.fleet.traits import Traits
@@ -34,13 +36,13 @@ def run_exact(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Outco
     until_s = options.until_s
     if options.changes is not None and until_s is None:
         until_s = _end_s(jobs, site)
-    stays = options.changes is None and until_s is None
+    stays = options.changes is None and until_s is None and clock.links is None
     if not (stays and clock.lines is not None and clock.lines.run_whole(clock.jobs, clock.nodes)):
         clock.run(None if until_s is None else round(until_s * NS))
     outcome = outcome_of(jobs, traits.name, clock.jobs)
     if options.changes is None:
         return outcome
-    return replace(outcome, extra=_losses(clock))
+    return replace(outcome, extra=_losses(clock, site.unit))
 
 
 def _require_few_rounds(jobs: Jobs, site: Site, policy: str, interval_s: float) -> None:
@@ -67,12 +69,12 @@ def _end_s(jobs: Jobs, site: Site) -> float:
     return float(jobs.submit_s.min() + LONGEST * max(_busy_s(jobs, site), 86_400.0))
 
 
-def _losses(clock: Clock) -> dict[str, object]:
-    """What failures cost, in GPU-hours; capacity from the first submission to the last end.
+def _losses(clock: Clock, unit: int) -> dict[str, object]:
+    """What failures cost, in GPU-hours of GPUs of so many units; capacity from the first submission to the last end.
 
     Where no job ended: to the end of the run.
     """
-    hour = 3600 * NS
+    hour = 3600 * NS * unit
     begin_ns = min(job.submit_ns for job in clock.jobs)
     end_ns = max((job.end_ns for job in clock.jobs if job.end_ns is not None), default=clock.now_ns)
     down = clock.down_until(end_ns)
@@ -99,6 +101,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
         work = exact_works(jobs, site, traits, options)
     limits, priorities = jobs.further("limit_s"), np.nan_to_num(jobs.further("priority"))
     queues, owners = queues_of(jobs), owners_of(jobs)
+    parts = [None] * len(jobs) if site.unit == 1 or options.pool else known_parts(jobs, site)
     if not np.isnan(limits).all():
         limits = np.where(np.isnan(limits), math.inf, limits)
     running = [
@@ -112,15 +115,19 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
             float(priorities[index]),
             queues[index],
             owners[index],
+            part=parts[index],
         )
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    decider = options.decider or traits.make_policy(site, replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts))
+    told = replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts)
+    decider = options.decider or (options.make and options.make(site, told))
+    decider = decider or traits.make_policy(site, told)
+    links = None if options.pool else links_of(jobs, site, compatible=options.compatible)
     if options.changes is None:
-        return Clock(running, nodes, decider)
+        return Clock(running, nodes, decider, links=links)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)
-    return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s)
+    return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s, links=links)
 
 
 def queues_of(jobs: Jobs) -> list[str]:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from windtunnel.studies.fleet.capacity import Changes
     from windtunnel.studies.fleet.decision import Policy
     from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
     from windtunnel.studies.fleet.loans.pool import Loans
+    from windtunnel.studies.fleet.site import Site
     from windtunnel.studies.fleet.tables import Speeds, Tables
 
 
@@ -20,6 +23,7 @@ class Options:
     tables: Tables | None = None
     seed: int = 0
     pool: bool = False  # GPUs are a count, not on nodes
+    compatible: bool = False  # gangs go where their traffic fits that of others
     until_s: float | None = None
     restart_s: float | None = None
     speeds: Speeds | None = None  # of jobs where `tables` is None: the training predictor
@@ -28,3 +32,4 @@ class Options:
     quotas: tuple[Quota, ...] = ()  # of the trace's queues
     cohorts: tuple[Cohort, ...] = ()
     decider: Policy | None = None  # in place of the named policy's own
+    make: Callable[[Site, Options], Policy | None] | None = None  # the named policy, with parameters of the user's

@@ -139,7 +139,7 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     }
     result["jobs_completed"] = result["completed_jobs"]
     result["mean_jct_s"], result["mean_wait_s"] = result["jct_mean_s"], result["queueing_delay_mean_s"]
-    held_s = np.where(jobs.gpus > 0, outcome.gpu_seconds / np.maximum(jobs.gpus, 1), 0)[done]
+    held_s = np.divide(outcome.gpu_seconds, jobs.gpus_asked, out=np.zeros(len(jobs)), where=jobs.gpus > 0)[done]
     rigid = not np.isnan(jobs.duration_s[done]).any()
     result["total_wait_mean_s"] = _mean(np.maximum(jct - held_s, 0)) if rigid else None
     ran = outcome.ended_jobs()
@@ -199,7 +199,7 @@ def against_log(outcome: Outcome) -> dict[str, object]:
 
 def _fairness(outcome: Outcome, done: NDArray[np.int64], jobs_at_once: float, capacity: int) -> dict[str, object]:
     """Finish-time fairness and Jain's index, for jobs whose duration on their GPUs is known."""
-    duration, gpus = outcome.jobs.duration_s[done], outcome.jobs.gpus[done]
+    duration, gpus = outcome.jobs.duration_s[done], outcome.jobs.gpus_asked[done]
     comparable = (duration > 0) & (gpus > 0)
     if not comparable.any():
         return {"finish_time_fairness_mean": None, "finish_time_fairness_max": None, "jain_index": None}
@@ -252,7 +252,7 @@ def write_jobs(outcomes: list[Outcome], path: str | os.PathLike[str]) -> None:
         columns["job"] = pa.array(list(jobs.name), pa.string())
         for name in ("queue", "priority"):
             columns[name] = pa.array(list(jobs.columns.get(name, [""] * len(jobs))), pa.string())
-        columns["gpus"] = pa.array(jobs.gpus)
+        columns["gpus"] = pa.array(jobs.gpus_asked)
         for name, values in (
             ("submit_s", outcome.jobs.submit_s),
             ("start_s", outcome.start_s),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.studies.fleet.board import QueuePolicy
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs
@@ -27,6 +28,7 @@ from windtunnel.studies.fleet.outcome import (
     Outcome,
     Reason,
 )
+from windtunnel.studies.fleet.parts.part import Part, in_units, parts_of, with_shares
 from windtunnel.studies.fleet.policies import queues
 from windtunnel.studies.fleet.policies.own import Own, own_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
@@ -43,11 +45,12 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
 
     Raises UserError for what cannot be asked.
     """
-    jobs = on_cluster(jobs, site.gpus)
+    jobs = with_shares(on_cluster(jobs, site.gpus), site)
     if not isinstance(policy, str):
         own = own_of(policy)
-        decider = own.make_policy(site, replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts))
-        return replace(simulate(jobs, site, own.like, replace(options, decider=decider)), policy=own.name)
+        own.make_policy(site, options)  # what is wrong with its parameters is said first
+        chosen = replace(options, decider=own.decider, make=own.make_policy)
+        return replace(simulate(jobs, site, own.like, chosen), policy=own.name)
     policy = plain_name(policy)
     if policy not in POLICIES:
         raise SpecError("--policy", policy, f"give one of {', '.join(names_of())}")
@@ -60,6 +63,9 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         raise SpecError("--policy", policy, f"with nodes that fail give one of {able}")
     if options.restart_s is not None and not traits.restarts and traits.loop != "log":  # a log has paid for its own
         raise SpecError("--restart", options.restart_s, f"leave it out: {policy} has its own, or none")
+    if options.compatible and not traits.compatible:
+        able = ", ".join(names_of(lambda each: each.compatible))
+        raise SpecError("--placement", "compatible", f"{policy} places by counts, or by itself: give one of {able}")
     dropped = _dropped(jobs, site, traits, options)
     dropped_rows = {each.job for each in dropped}
     keep = np.array([at for at in range(len(jobs)) if at not in dropped_rows], np.int64)
@@ -69,12 +75,17 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         return blank
     if traits.loop != "log":  # nobody starts a job that depends on others before they are done
         runnable = replace(runnable, submit_s=np.fmax(runnable.submit_s, runnable.further("eligible_s")))
-    return _as_it_ended(_put(blank, keep, _run(runnable, site, policy, traits, options)))
+    counted, nodes = in_units(runnable, site) if traits.parts else (runnable, site)
+    outcome = _run(counted, nodes, policy, traits, options)
+    if nodes.unit > 1:
+        outcome = replace(outcome, gpu_seconds=outcome.gpu_seconds / nodes.unit)
+    return _as_it_ended(_put(blank, keep, outcome))
 
 
 def _run(jobs: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:
     """The run of jobs that can run."""
-    if traits.compiled and options.changes is None:
+    linked = bool(site.link) and "period_s" in jobs.columns
+    if traits.compiled and options.changes is None and site.unit == 1 and not linked and not options.compatible:
         return _queue(jobs, site, policy, options)
     if traits.loop == "log":
         return _current(jobs, policy)
@@ -130,7 +141,17 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             speeds = (options.speeds(jobs, at, site.gpu, site.per_node, site.gpus) for at in range(len(jobs)))
             drop([at for at, rates in enumerate(speeds) if not rates], Reason.TOO_LARGE, words)
         return tuple(dropped.values())
-    nodes = jobs.gpus if options.pool else -(-jobs.gpus // site.per_node)
+    gpus = jobs.gpus
+    if "share" in jobs.columns and traits.loop != "log":
+        parts = parts_of(jobs, site)
+        known = traits.parts and (options.decider is None or isinstance(options.decider, QueuePolicy))
+        deaf = "" if known else f"asks for parts of GPUs, and {traits.name} knows whole ones only"
+        for at, part in enumerate(parts):
+            words = part if isinstance(part, str) else deaf if part is not None else ""
+            drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
+        fill = [part.most if isinstance(part, Part) and part.slices else 1 for part in parts]
+        gpus = -(-gpus // np.array(fill))  # that a job needs where it is alone: its shares lie on a GPU each
+    nodes = gpus if options.pool else -(-gpus // site.per_node)
     large = np.flatnonzero(nodes > (site.gpus if options.pool else site.nodes))
     drop(large, Reason.TOO_LARGE, f"asks {{gpus}} GPUs of {site.gpus}")
     drop(np.flatnonzero(jobs.gpus < 1), Reason.SAYS_TOO_LITTLE, "asks no GPU")
@@ -146,17 +167,19 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         from windtunnel.studies.fleet.on_clock import owners_of, queues_of
         from windtunnel.studies.fleet.policies.kueue.books import Books
 
-        widest = {name: node.most for name, node in Books(jobs.quotas, jobs.cohorts).queues.items()}
+        counted, _ = in_units(jobs, site)
+        widest = {name: node.most for name, node in Books(counted.quotas, counted.cohorts).queues.items()}
         queues = queues_of(jobs)
         unknown = [at for at, queue in enumerate(queues) if queue and queue not in widest]
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
-        over = [at for at, queue in enumerate(queues) if queue in widest and jobs.gpus[at] > widest[queue]]
+        over = [at for at, queue in enumerate(queues) if queue in widest and counted.gpus[at] > widest[queue]]
         drop(over, Reason.TOO_LARGE, "asks {gpus} GPUs, more than its queue may ever have")
         if site.topology and not options.pool:
             from windtunnel.studies.fleet.policies.kueue.topology import Topology
 
             topology, owners = Topology.of(dict(site.topology)), owners_of(jobs)
-            for at, words in topology.unfit(jobs.gpus.tolist(), owners, site.nodes, site.per_node):
+            whole = np.where(jobs.gpus_asked < jobs.gpus, 0, jobs.gpus)  # parts go where they have room
+            for at, words in topology.unfit(whole.tolist(), owners, site.nodes, site.per_node):
                 drop([at], Reason.TOO_LARGE, words.replace("{", "{{").replace("}", "}}"))
     if "start" in traits.needs:
         drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
@@ -244,6 +267,6 @@ def _current(jobs: Jobs, policy: str) -> Outcome:
         jobs.start_s,
         end,
         np.nan_to_num(restarts).astype(np.int64),
-        np.where(np.isnan(gpu_seconds), jobs.duration_s * jobs.gpus, gpu_seconds),
+        np.where(np.isnan(gpu_seconds), jobs.duration_s * jobs.gpus_asked, gpu_seconds),
         np.where(np.isnan(end), STATES.index(UNFINISHED), STATES.index(COMPLETED)).astype(np.int8),
     )

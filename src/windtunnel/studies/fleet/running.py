@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from windtunnel.studies.fleet.decision import EMPTY, NOBODY, Owner, Placement
 from windtunnel.studies.fleet.work import Work
 
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.parts.part import Part
+
 NS = 1_000_000_000
 Rank = tuple[float, float, int]  # by which a policy orders jobs; lower is first
+Spot = tuple[int, int, int]  # of a part: node, GPU, and where it begins on it
 
 
 @dataclass(slots=True)
@@ -59,6 +64,9 @@ class Running:
     ticket: int | None = None
     rank: Rank = (0.0, 0.0, 0)  # as its policy ordered it last
     turn_ns: int = 0  # when that changes though nothing happens
+    part: Part | None = None  # of GPUs, of which it asks for `gpus` // `part.units`; None: whole GPUs
+    stretch: float = 1.0  # its step over its step alone, by the links that it shares
+    spots: tuple[Spot, ...] = ()  # of its parts, where it has any
 
     @property
     def submit_s(self) -> float:

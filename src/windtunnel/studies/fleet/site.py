@@ -7,7 +7,8 @@ nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for p
 slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too,
                    and `gpu`
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
-                   blocks, `topology: {block: 64, rack: 16}`
+                   blocks, `topology: {block: 64, rack: 16}`; `shares_per_gpu` for jobs that ask for shares by number,
+                   `link` of a rack or node for traffic (`sharing/links.py`)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys
+from windtunnel.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
 NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8, "gpu": USUAL_NODE}  # g4dn/g5.12xlarge, p2, DGX-1; any
 MOST_GPUS = 2**22
+SHARES_MOST = 1000  # of a GPU
 CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth")  # of `hybrid/clouds.py`
 
 
@@ -43,6 +46,9 @@ class Site:
     file: Path | None = None  # where the site came from
     kinds: tuple[tuple[str, int], ...] = ()  # (GPU, nodes), where there are several
     topology: tuple[tuple[str, int], ...] = ()  # levels above nodes, from the top down, and nodes of a domain of each
+    unit: int = 1  # in which GPUs are counted, of a GPU: `per_node` is in it too (`parts/part.py`)
+    shares: int = 0  # into which a GPU is cut for jobs that ask for shares by number; 0: not told
+    link: float = 0.0  # bytes per second of a domain of the lowest level, or of a node; 0: not told
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
     changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
@@ -134,21 +140,27 @@ def _of_slurm(files: tuple[Path, ...], text: str) -> Site:
 
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
-    keys = {"gpu", "gpus", "gpus_per_node", "topology", "slurm", *CLOUDS}
+    keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "link", "topology", "slurm", *CLOUDS}
+    shares = data.get("shares_per_gpu", 0)
+    if isinstance(shares, bool) or not isinstance(shares, int) or not 0 <= shares <= SHARES_MOST:
+        raise SpecError("shares_per_gpu", shares, f"give a whole number from 1 to {SHARES_MOST:,}", str(path))
     if "slurm" in data:
         wrong = next((key for key in ("gpus", "gpus_per_node") if key in data), None)
         if wrong is not None:
             raise SpecError(wrong, data[wrong], "leave it out: slurm.conf says which nodes there are", str(path))
-        known_keys(data, {"slurm", "gpu"}, str(path))
+        known_keys(data, {"slurm", "gpu", "shares_per_gpu"}, str(path))
         names = data["slurm"] if isinstance(data["slurm"], list) else [data["slurm"]]
         site = _of_slurm(tuple(path.parent / str(name) for name in names), str(path))
-        return replace(site, file=path, gpu=str(data.get("gpu", site.gpu)))
+        return replace(site, file=path, gpu=str(data.get("gpu", site.gpu)), shares=shares)
     if not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
     known_keys(data, keys, str(path))
     gpu = str(data.get("gpu", "gpu"))
     site = parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
-    return replace(site, file=path, topology=_levels(data.get("topology", {}), path))
+    link = parse_bandwidth(data["link"], "link", str(path)) if "link" in data else 0.0
+    if "link" in data and not link > 0:
+        raise SpecError("link", data["link"], "give more than 0, such as 400Gb/s", str(path))
+    return replace(site, file=path, topology=_levels(data.get("topology", {}), path), shares=shares, link=link)
 
 
 def _levels(entry: object, path: Path) -> tuple[tuple[str, int], ...]:

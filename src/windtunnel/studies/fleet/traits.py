@@ -42,6 +42,8 @@ class Traits:
     interval_s: float | None = None  # between rounds
     slots: bool = False  # decides in slots: at least its `slot_s` apart
     restarts: bool = True  # jobs pay --restart
+    compatible: bool = False  # its gangs may go where their traffic fits
+    parts: bool = False  # knows jobs that ask for parts of GPUs
     priorities: bool = False  # heeds those of the log
     compiled: bool = False  # the same starts come from `policies/queues.py`, where no node comes or goes
     other_names: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ from windtunnel.studies.fleet.jobs.standing import as_it_stands
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
+from windtunnel.studies.fleet.parts.part import refuse_parts
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
 from windtunnel.studies.fleet.predicted import with_predictions
 from windtunnel.studies.fleet.run import simulate
@@ -109,6 +110,7 @@ def when(
     Raises SpecError for a job that is not there, and UserError for one that cannot run or says no run time.
     """
     policy = plain_name(policy)
+    refuse_parts(jobs, "`fleet when` asks about")
     _check(options, policy, draws, spread)
     at = _row(jobs, job)
     run = simulate(jobs, site, policy, options)

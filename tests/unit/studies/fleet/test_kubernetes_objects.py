@@ -83,9 +83,9 @@ def test_queue_and_priority(tmp_path: Path, objects: str, queue: str, priority: 
 
 
 def test_objects_that_are_no_jobs_have_no_row(tmp_path: Path) -> None:
-    """A role among jobs is named as left out; a claim by no template and a fraction are named, and do not count."""
+    """A role among jobs is named as left out; a claim by no template and a GPU's memory are named, and do not count."""
     (tmp_path / "o.yaml").write_text(
-        f"kind: ClusterRole\n{HEAD}}}\n---\nkind: Pod\n{HEAD}, uid: u, annotations: {{gpu-fraction: '0.5'}}}}\n"
+        f"kind: ClusterRole\n{HEAD}}}\n---\nkind: Pod\n{HEAD}, uid: u, annotations: {{gpu-memory: '2000'}}}}\n"
         f"spec: {{{CLAIM.replace('[]', '[{resources: {limits: {nvidia.com/gpu: 1}}}]')}}}"
     )
     jobs = read_jobs(tmp_path / "o.yaml")
@@ -93,5 +93,5 @@ def test_objects_that_are_no_jobs_have_no_row(tmp_path: Path) -> None:
     assert {unread.reason.split(",")[0].split(" by ")[0] for unread in jobs.not_understood} == {
         "is a ClusterRole",
         "claims devices (resourceClaims)",
-        "asks for a fraction of a GPU",
+        "asks for memory of a GPU",
     }

@@ -77,7 +77,8 @@ def test_arrays_het_jobs_and_suspension(tmp_path: Path) -> None:
     assert jobs.gpus.tolist() == [1, 1, 1, 1, 12, 8, 16, 2]
     assert jobs.duration_s[5] == 60
     assert jobs.further("end_s")[5] - jobs.start_s[5] == 90
-    assert [text.rsplit(": ", 1)[1] for text in reasons(jobs)] == ["9", "6+1", "10"]
+    assert [text.rsplit(": ", 1)[1] for text in reasons(jobs)] == ["6+1", "10"]
+    assert jobs.columns["part"] == [""] * 7 + ["3g.20gb"]
 
 
 def test_no_policy_starts_a_job_before_it_is_eligible(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_gpus_of_old_logs_are_those_of_each_node(tmp_path: Path) -> None:
 def test_what_a_site_may_not_know_of_its_log_is_said(tmp_path: Path) -> None:
     lost = row("1").replace("2026-03-02T09:01:00|01:00:00|COMPLETED", "Unknown|90-00:00:00|RUNNING")
     assert "runaway" in reasons(read(tmp_path, lost))[0]
-    assert "gres/mps" in reasons(read(tmp_path, row("1"), row("2", tres="gres/mps=50")))[0]
+    mixed = row("2", tres="gres/gpu:a100_1g.5gb=1,gres/gpu:a100=1,gres/gpu=2")
+    assert "beside whole GPUs" in reasons(read(tmp_path, row("1"), mixed))[0]
     with pytest.raises(UserError, match="AccountingStorageTRES"):
         read(tmp_path, row("1", tres="cpu=4,node=1"))
     with pytest.raises(UserError, match="has no job;"):

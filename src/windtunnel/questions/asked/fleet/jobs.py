@@ -46,7 +46,8 @@ class Simulated(Scheduled):
 
     tables: Annotated[str | None, About("Folder of measured throughputs.")] = None
     placement: Annotated[
-        Literal["nodes", "pool"], About("nodes: gangs on real nodes; pool: GPUs are a count (nodes).", SITE)
+        Literal["nodes", "pool", "compatible"],
+        About("nodes: gangs on real nodes; pool: GPUs are a count; compatible: by their traffic (nodes).", SITE),
     ] = "nodes"
     change: Annotated[
         tuple[str, ...],

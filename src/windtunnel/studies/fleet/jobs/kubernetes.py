@@ -15,10 +15,11 @@ from windtunnel.studies.fleet.jobs.kubernetes_parts import (
     CLAIMS,
     COMPLETED,
     FAILED,
-    FRACTIONS,
+    MEMORY,
     PENDING,
     RUNNING,
     RUNTIMES,
+    Gpus,
     Part,
 )
 from windtunnel.studies.fleet.jobs.kueue import cluster_queues
@@ -75,9 +76,11 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     if not any(pod for part in group for _, pod in part.pods()) and head.kind != "TrainJob":
         notes.add(f"is a {head.kind}, which has no pods: left out", name)
         return None
-    gpus = next((number for part in sources if (number := part.gpus(notes, name))), 0)
-    gpus = gpus or sum(part.gpus(notes, name) for part in group if part.kind not in ("Pod", "Workload"))
-    gpus = gpus or sum(part.gpus(notes, name) for part in pods)
+    gpus = next((number for part in sources if (number := part.gpus(notes, name))), Gpus())
+    gpus = gpus or sum((part.gpus(notes, name) for part in group if part.kind not in ("Pod", "Workload")), Gpus())
+    gpus = gpus or sum((part.gpus(notes, name) for part in pods), Gpus())
+    if len(gpus) > 1:
+        notes.add("asks for parts of several kinds, or beside whole GPUs: counted as whole GPUs", name)
     if not gpus and all(part.state() != RUNNING for part in group):
         notes.add(f"is a {head.kind} that asks for no GPU as far as the file says", name)
     upper = [part for part in (top, workload) if part is not None]
@@ -104,8 +107,8 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     if state == RUNNING:
         notes.add("still runs: for how long is not told", name)
     topology, pod_gpus = _topology(sources or pods, name, notes)
-    if any(head.word((fraction,)) for fraction in FRACTIONS):
-        notes.add("asks for a fraction of a GPU by an annotation, which does not count", name)
+    if head.word((MEMORY,)):
+        notes.add(f"asks for memory of a GPU by an annotation ({MEMORY}), which does not count", name)
     said_by = workload.item if workload else {}
     return {
         "job": name or key,
@@ -113,7 +116,8 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
         "start_s": start,
         "end_s": end if state in (COMPLETED, FAILED) else None,
         "duration_s": lasted,
-        "gpus": gpus,
+        "gpus": gpus.total(),
+        "part": next(iter(gpus)) if len(gpus) == 1 else "",
         "user": space,
         "ended": {FAILED: "failed", RUNNING: "unfinished", PENDING: "unfinished"}.get(state, ""),
         "limit_s": limit or None,

@@ -1,9 +1,9 @@
 """One Kubernetes object: its owner, its pods, the GPUs that they ask for, and what its status tells.
 
-GPUs of a pod: the larger of the sum of its containers and of each init container alone; init containers that stay
-(restartPolicy Always) count beside both, and so do devices that it claims by a ResourceClaimTemplate of the file. A
-TrainJob takes what it does not say from its runtime, if the file holds that. A Job has no more pods at a time than it
-has completions.
+GPUs of a pod, by the part of a GPU that each is: the larger of the sum of its containers and of each init container
+alone; init containers that stay (restartPolicy Always) count beside both, and so do devices that it claims by a
+ResourceClaimTemplate of the file. A TrainJob takes what it does not say from its runtime, if the file holds that. A
+Job has no more pods at a time than it has completions.
 Sources: Kubernetes API v1 and batch/v1, Kueue v1beta1 and v1beta2, Kubeflow v1 and trainer, JobSet v1alpha2, Ray v1,
 MPIJob v2beta1, LeaderWorkerSet v1, Volcano v1alpha1, AppWrapper v1beta2, resource.k8s.io v1; queues and fractions of
 KAI-Scheduler and YuniKorn by their labels.
@@ -11,6 +11,7 @@ KAI-Scheduler and YuniKorn by their labels.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,14 +27,14 @@ from windtunnel.studies.fleet.jobs.objects import (
 from windtunnel.studies.fleet.jobs.trace import Notes
 
 SHARES = "nvidia.com/gpu.shared"  # a GPU in turns with others, or a share of one by MPS, under the name of its own
-SLICES = ("nvidia.com/mig-", "gpu.intel.com/")  # parts of a GPU, or GPUs by their driver
+SLICES, BY_DRIVER = "nvidia.com/mig-", "gpu.intel.com/"  # parts of a GPU; GPUs by their driver
 PRIORITY, GROUP = (f"kueue.x-k8s.io/{key}" for key in ("priority-class", "pod-group-name"))
 QUEUES = (  # labels or annotations
     *("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "runai/queue", "scheduling.volcano.sh/queue-name"),
     *("yunikorn.apache.org/queue", "queue"),
 )
 DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"  # a resource's name that asks for a device of a class
-FRACTIONS = ("gpu-fraction", "gpu-memory")  # annotations of KAI-Scheduler
+FRACTION, DEVICES, MEMORY = "gpu-fraction", "gpu-fraction-num-devices", "gpu-memory"  # annotations of KAI-Scheduler
 RUNTIMES, CLAIMS = ("TrainingRuntime", "ClusterTrainingRuntime"), "ResourceClaimTemplate"
 TOPOLOGY = {  # annotations of a pod's template
     f"kueue.x-k8s.io/podset-{word}-topology": word for word in ("required", "preferred", "unconstrained")
@@ -49,6 +50,7 @@ STATES = {  # conditions that are true, phases and Ray's words
 }
 ORDER = (FAILED, COMPLETED, RUNNING, PENDING)  # of several conditions the first tells
 Pods = list[tuple[int, Object]]  # so many, and their spec
+Gpus = Counter[str]  # by the part of a GPU that each is; empty: whole ones
 
 
 @dataclass(frozen=True)
@@ -226,21 +228,31 @@ class Part:
         near = (f"{RUNTIMES[0]} {space}/{name}" if space else f"{RUNTIMES[0]} {name}", f"{RUNTIMES[1]} {name}")
         return next((mapping_at(self.templates[label], "spec") for label in near if label in self.templates), {})
 
-    def gpus(self, notes: Notes, name: str = "") -> int:
+    def gpus(self, notes: Notes, name: str = "") -> Gpus:
         """GPUs of its pods at one time."""
-        return sum(number * self._gpus_of_pod(pod, name or self.name, notes) for number, pod in self.pods())
+        total = Gpus()
+        fraction, devices = self.word((FRACTION,)), self.word((DEVICES,))
+        for number, pod in self.pods():
+            each = self._gpus_of_pod(pod, name or self.name, notes)
+            if fraction and number:
+                each = Gpus(
+                    {fraction: each.total() or (int(devices) if devices.isdecimal() and len(devices) < 10 else 1)}
+                )
+            total.update({part: number * count for part, count in each.items()})
+        return +total
 
     def gpus_of_largest_pod(self) -> int:
         """GPUs of its largest pod."""
-        return max((self._gpus_of_pod(pod, self.name, Notes()) for _, pod in self.pods()), default=0)
+        return max((self._gpus_of_pod(pod, self.name, Notes()).total() for _, pod in self.pods()), default=0)
 
-    def _gpus_of_pod(self, pod: Object, name: str, notes: Notes) -> int:
+    def _gpus_of_pod(self, pod: Object, name: str, notes: Notes) -> Gpus:
         inits = items_at(pod, "initContainers")
         stay = [init for init in inits if text_at(init, "restartPolicy") == "Always"]
-        plain = sum(_gpus_of_container(entry, name, notes) for entry in items_at(pod, "containers"))
-        alone = max((_gpus_of_container(init, name, notes) for init in inits if init not in stay), default=0)
+        plain = sum((_gpus_of_container(entry) for entry in items_at(pod, "containers")), Gpus())
+        for init in inits:
+            plain = plain if init in stay else plain | _gpus_of_container(init)
         claimed = sum(self._gpus_of_claim(entry, name, notes) for entry in items_at(pod, "resourceClaims"))
-        return max(plain, alone) + sum(_gpus_of_container(entry, name, notes) for entry in stay) + claimed
+        return sum((_gpus_of_container(entry) for entry in stay), plain) + Gpus({"": claimed})
 
     def _gpus_of_claim(self, claim: Object, name: str, notes: Notes) -> int:
         """GPUs that one claim of a pod gets, by the template that it names."""
@@ -307,19 +319,15 @@ def _is_gpu_class(name: str) -> bool:
     return name.startswith(("gpu.", "tpu.", "neuron."))
 
 
-def _gpus_of_container(container: Object, name: str, notes: Notes) -> int:
+def _gpus_of_container(container: Object) -> Gpus:
     resources = mapping_at(container, "resources")
     requests = {**mapping_at(resources, "requests"), **mapping_at(resources, "limits")}
-    total = 0
-    for key in requests:
-        if key in GPU_RESOURCES or str(key).startswith(SLICES):
-            total += count_at(requests, key, default=0)
-            if str(key).startswith(SLICES[0]):
-                notes.add("asks for MIG slices, which count as whole GPUs", name)
-        elif str(key).startswith(DEVICE_CLASS) and _is_gpu_class(str(key).removeprefix(DEVICE_CLASS)):
-            total += count_at(requests, str(key), default=0)
-        elif key == SHARES:
-            notes.add(f"asks for shares of GPUs ({SHARES}), which do not count", name)
+    total = Gpus()
+    for key in map(str, requests):
+        of_class = key.startswith(DEVICE_CLASS) and _is_gpu_class(key.removeprefix(DEVICE_CLASS))
+        if key in GPU_RESOURCES or key.startswith((SLICES, BY_DRIVER)) or key == SHARES or of_class:
+            part = "1 shares" if key == SHARES else key.removeprefix(SLICES) if key.startswith(SLICES) else ""
+            total[part] += count_at(requests, key, default=0)
     return total
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from windtunnel.studies.fleet.jobs.fair_queues import is_queue
+from windtunnel.studies.fleet.jobs.kubernetes_parts import SLICES
 from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, count_at, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
 
@@ -32,6 +34,7 @@ def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, .
                 text_at(spec, "preemption", "borrowWithinCohort", "policy") or "Never",
                 _number(text_at(spec, "preemption", "borrowWithinCohort", "maxPriorityThreshold")),
                 _weight(text_at(spec, "fairSharing", "weight")),
+                _slices(each),
             )
         )
     return tuple(quotas)
@@ -53,13 +56,25 @@ def cohorts_of_objects(objects: Sequence[Object]) -> tuple[Cohort, ...]:
 
 
 def _gpu_quotas(holder: Object) -> list[Object]:
-    """Quotas of GPUs of a ClusterQueue or a Cohort, of each flavor."""
+    """Quotas of whole GPUs of a ClusterQueue or a Cohort, of each flavor."""
+    return [resource for resource in _quotas(holder) if text_at(resource, "name") in GPU_RESOURCES]
+
+
+def _slices(holder: Object) -> dict[str, int]:
+    """Slices of MIG of a ClusterQueue, by profile, all flavors together."""
+    counts = Counter[str]()
+    for row in _quotas(holder):
+        if (name := text_at(row, "name")).startswith(SLICES):
+            counts[name.removeprefix(SLICES)] += count_at(row, "nominalQuota", default=0)
+    return dict(counts)
+
+
+def _quotas(holder: Object) -> list[Object]:
     return [
         resource
         for group in items_at(holder, "spec", "resourceGroups")
         for flavor in items_at(group, "flavors")
         for resource in items_at(flavor, "resources")
-        if text_at(resource, "name") in GPU_RESOURCES
     ]
 
 

@@ -16,6 +16,7 @@ from windtunnel.questions.asked.fleet.further import FleetLint
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, Unread
+from windtunnel.studies.fleet.parts.part import parts_of, with_shares
 from windtunnel.studies.fleet.site import Site, parse_site
 
 LONG_S = 365 * 86_400.0  # above which a duration is probably in other units
@@ -57,7 +58,7 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
     else:
         add("no-gpu", "error", none, "without a GPU", "give gpus, or leave them out")
     if site is not None:
-        too_many = np.flatnonzero(-(-jobs.gpus // site.per_node) > site.nodes)
+        too_many = np.flatnonzero(-(-jobs.gpus_asked // site.per_node) > site.nodes)
         add(
             "too-large",
             "error",
@@ -65,6 +66,9 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
             f"of more than the {site.gpus} GPUs of {site.text}",
             "give a larger cluster",
         )
+    odd = [at for at, part in enumerate(parts_of(jobs, site)) if isinstance(part, str)] if site is not None else []
+    remedy = "name a profile of MIG that the cluster's GPU has, a share of a GPU, or say shares_per_gpu in its file"
+    add("part", "error", np.array(odd, np.int64), "of parts of a GPU that it does not have", remedy)
     add(
         "no-duration",
         "warning",
@@ -98,7 +102,7 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
         "check both columns' clock",
     )
     if (site is not None) and not np.isnan(deadline).all():
-        hopeless = np.flatnonzero((deadline - submit < duration * jobs.gpus / site.gpus) & (deadline >= submit))
+        hopeless = np.flatnonzero((deadline - submit < duration * jobs.gpus_asked / site.gpus) & (deadline >= submit))
         add(
             "hopeless",
             "warning",
@@ -127,8 +131,8 @@ def _order(jobs: Jobs) -> Sequence[Finding]:
 
 def _load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
     if site is not None and not np.isnan(jobs.duration_s).all() and len(jobs) > 1:
-        runs = -(-jobs.gpus // site.per_node) <= site.nodes  # larger jobs are left out of every run
-        work = float(np.nansum((jobs.duration_s * jobs.gpus)[runs]))
+        runs = -(-jobs.gpus_asked // site.per_node) <= site.nodes  # larger jobs are left out of every run
+        work = float(np.nansum((jobs.duration_s * jobs.gpus_asked)[runs]))
         span = float(jobs.submit_s.max() - jobs.submit_s.min())
         if span > 0:
             load = work / (span * site.gpus)
@@ -172,5 +176,5 @@ class LintAnswer(Answer):
 def answer_lint(question: FleetLint) -> LintAnswer:
     """Look at a trace. Raises UserError for what cannot be read."""
     site = parse_site(question.cluster) if question.cluster else None
-    jobs = read_jobs(question.trace, question.where)
+    jobs = with_shares(read_jobs(question.trace, question.where), site)
     return LintAnswer(question.trace, tuple(lint_jobs(jobs, site)), len(jobs), jobs.not_understood)

@@ -1,7 +1,8 @@
 """`sacct -P`: what Slurm says of its jobs. One job per JobID; lines of steps (`123.batch`) are left out.
 
 GPUs are `gres/gpu=` of AllocTRES or ReqTRES, or the sum of its kinds, else ReqGRES on each node; times are ISO 8601 in
-one zone, or seconds (`SLURM_TIME_FORMAT=%s`). What ran is the trace, and when it started is kept, so that the policy
+one zone, or seconds (`SLURM_TIME_FORMAT=%s`). Slices of MIG (`gres/gpu:a100_3g.20gb=2`), `gres/mps` (hundredths of a
+GPU) and `gres/shard` are parts of GPUs (`part`). What ran is the trace, and when it started is kept, so that the policy
 `current` shows what happened. A job that failed or was cancelled does so again after as long as it ran; one that was
 cancelled before it started never asks for GPUs. One that still runs holds its GPUs for as long as it has run, and never
 completes; how long one that still waits will run is not known.
@@ -33,7 +34,7 @@ from windtunnel.studies.fleet.jobs.slurm_table import table_rows
 from windtunnel.studies.fleet.jobs.trace import Notes, Unread
 
 GPUS = re.compile(r"gres/gpu(?::([^=,]*))?=(\d+)")
-SLICE = re.compile(r"\d+g\.")  # MIG's names of its parts, such as a100_3g.20gb
+SLICE = re.compile(r"\d+g\.\d+gb")  # MIG's names of its parts, such as a100_3g.20gb
 ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
 WAITING_TASKS = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
 FAILED = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")  # Slurm's words
@@ -45,7 +46,7 @@ COLUMNS = (
 )
 UNKNOWN = ("", "Unknown", "None", "N/A", "NONE", "(null)")
 NO_LIMIT = ("", "UNLIMITED", "Partition_Limit", "NOT_SET", "INVALID", "N/A")
-SHARES = re.compile(r"gres/(?:shard|mps)(?::[^=,]*)?=")
+SHARES = re.compile(r"gres/(shard|mps)(?::[^=,]*)?=(\d+)")
 TASKS_MOST = 100_000
 OVER = 1.5  # of its time limit, beyond which nothing runs in truth: OverTimeLimit and grace are minutes
 ASKED = (
@@ -69,6 +70,7 @@ class Attempt:
     end_s: float | None
     held_s: float | None  # without what it was suspended
     gpus: int
+    part: str = ""  # of a GPU, each of them
 
     @property
     def state(self) -> str:
@@ -146,12 +148,16 @@ def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attemp
     attempt = Attempt(job, line, cells, submit, eligible, start, end, lasted, 0)
     if attempt.state in GOING and start is None:
         attempt = replace(attempt, held_s=None)  # its Elapsed of 0 is no duration
-    tres = cells["AllocTRES"] if _gpus(cells["AllocTRES"]) else cells["ReqTRES"]
-    if any(SLICE.search(kind or "") for kind, _ in GPUS.findall(tres)):
-        notes.add("asks for MIG slices, which count as whole GPUs", job)
-    if SHARES.search(cells["AllocTRES"] + "," + cells["ReqTRES"]):
-        notes.add("asks for shares of GPUs (gres/shard, gres/mps), which do not count", job)
-    return replace(attempt, gpus=_gpus(tres))
+    tres = next((tres for tres in (cells["AllocTRES"], cells["ReqTRES"]) if _gpus(tres) or SHARES.search(tres)), "")
+    slices = {match[0] if (match := SLICE.search(kind)) else "" for kind, count in GPUS.findall(tres) if kind}
+    if len(slices) > 1:
+        notes.add("asks for parts of several kinds, or beside whole GPUs: counted as whole GPUs", job)
+    share = None if _gpus(tres) else SHARES.search(tres)
+    if share is None:
+        return replace(attempt, gpus=_gpus(tres), part=next(iter(slices)) if len(slices) == 1 else "")
+    nodes = int(cells["NNodes"]) if cells["NNodes"].isdigit() else 1
+    each = int(share[2]) / max(nodes, 1)
+    return replace(attempt, gpus=nodes, part=f"{each / 100:g}" if share[1] == "mps" else f"{each:g} shares")
 
 
 def _tasks(attempt: Attempt, notes: Notes) -> Iterator[Attempt]:
@@ -214,6 +220,9 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         notes.add("runs far beyond its time limit: `sacctmgr show runawayjobs` may know it as lost", first.job)
     started = next((attempt.start_s for attempt in runs if attempt.start_s is not None), None)
     gpus = sum(component[-1].gpus for component in components)
+    parts = {component[-1].part for component in components if component[-1].gpus}
+    if len(parts) > 1:
+        notes.add("asks for parts of several kinds, or beside whole GPUs: counted as whole GPUs", first.job)
     gpu_seconds = [
         attempt.held_s * attempt.gpus for component in components for attempt in component if attempt.held_s is not None
     ]
@@ -224,6 +233,7 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "start_s": None if started is None else repr(started),
         "duration_s": None if last.held_s is None else repr(last.held_s),
         "gpus": gpus,
+        "part": next(iter(parts)) if len(parts) == 1 else "",
         "user": last.cells["User"],
         "ended": "cancelled" if state == "CANCELLED" else ended,
         "eligible_s": None if first.eligible_s is None else repr(first.eligible_s),
@@ -238,7 +248,7 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "log_state": state,
         "log_restarts": restarts,
         "cluster": last.cells["Cluster"],
-        "log_gpu_seconds": repr(sum(gpu_seconds)) if started is not None else None,
+        "log_gpu_seconds": repr(sum(gpu_seconds)) if started is not None and parts <= {""} else None,
     }
 
 

@@ -45,6 +45,7 @@ class Quota:
     borrow_within: str = "Never"  # LowerPriority: also while it borrows, up to a priority
     borrow_priority: float | None = None
     weight: float = 1.0  # of fair sharing
+    slices: Mapping[str, int] = field(default_factory=dict)  # of MIG, by profile: its own beside whole GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ class Jobs:
     def __len__(self) -> int:
         return len(self.name)
 
+    @property
+    def gpus_asked(self) -> Floats | Integers:
+        """GPUs that each job asks for: of parts what they are of GPUs."""
+        return self.gpus * self.further("share") if "share" in self.columns else self.gpus
+
     def further(self, column: str) -> Floats:
         """A further column as numbers; NaN where it does not say, or says no number."""
         texts = self.columns.get(column)
@@ -122,6 +128,7 @@ def held_at_once(jobs: Jobs) -> int:
     start = np.where((jobs.further("log_restarts") > 0) & ~np.isnan(end), end - jobs.duration_s, jobs.start_s)
     began = np.flatnonzero((jobs.duration_s > 0) & ~np.isnan(start))
     times = np.concatenate([start[began], start[began] + jobs.duration_s[began]])
-    change = np.concatenate([jobs.gpus[began], -jobs.gpus[began]])
+    gpus = jobs.gpus_asked[began]
+    change = np.concatenate([gpus, -gpus])
     in_use = np.cumsum(change[np.lexsort((change, times))])  # at one time ends come first
-    return int(in_use.max(initial=0))
+    return int(np.ceil(in_use.max(initial=0) - 1e-9))

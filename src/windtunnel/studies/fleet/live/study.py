@@ -17,6 +17,7 @@ from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.live.host import hosts_of
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
 from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.parts.part import refuse_parts
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import Site
@@ -57,6 +58,7 @@ def run_live(
         raise SpecError(
             "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
         )
+    refuse_parts(jobs, "a live run has")
     live_jobs = [
         LiveJob(
             at,

@@ -27,6 +27,7 @@ GIVEN = (
     "kinds",
     "nodes",
     "per_node",
+    "unit",
     "seed",
     "sample",
     "cluster",

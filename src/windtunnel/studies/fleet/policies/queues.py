@@ -97,6 +97,8 @@ def _queue(name: str) -> Traits:
         measured="whole",
         capacity=FAILING,
         compiled=True,
+        parts=True,
+        compatible=True,
         other_names=("backfill",) if name == "easy" else (),
     )
 
@@ -133,7 +135,7 @@ class Waiting(QueuePolicy):
             if late and job.gpus > spare:
                 job = next_in_queue(queue)
                 continue
-            placement = board.gang(job.gpus, self.per_node)
+            placement = board.room(job, self.per_node)
             if placement is not None:
                 spare -= job.gpus if late else 0
                 yield job, placement

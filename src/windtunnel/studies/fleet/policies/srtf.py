@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank, next_in_queue, whatever_fits
+from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank, next_in_queue
 from windtunnel.studies.fleet.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -28,6 +28,12 @@ class Srtf(QueuePolicy):
     def choose(self, board: Board) -> Iterator[Move]:
         """Jobs need `remaining_s`."""
         if not board.waiting:
+            return
+        if board.unit > 1:
+            for each in board.running.values():
+                each.rank = self.rank(each)
+            yield from board.whatever_fits(sorted(board.running.values(), key=by_rank))
+            board.released.clear()
             return
         order = board.order
         if not isinstance(order, Order):
@@ -46,11 +52,11 @@ class Srtf(QueuePolicy):
                 start.append(head)
                 free -= head.gpus
             head = next_in_queue(queue, size=not fits)
-        moves: Iterator[Move] = ((job, board.most_free_first(job.gpus)) for job in start)
+        moves: Iterator[Move] = ((job, board.anywhere(job)) for job in start)
         if head is not None:
             first = (start[0] if start else head).rank
             free = board.free_gpus + behind.gpus_after(first, board.capacity, running)
-            moves = whatever_fits(board, [job for job in reversed(behind.jobs) if job.rank > first], free)
+            moves = board.whatever_fits([job for job in reversed(behind.jobs) if job.rank > first], free)
         for job, placement in moves:
             yield job, placement
             if placement:
@@ -126,4 +132,5 @@ POLICY = Traits(
     make=lambda site, options: Srtf(),
     measured="each",
     capacity=FAILING,
+    parts=True,
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank, whatever_fits
+from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank
 from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -24,6 +24,7 @@ class Tiresias(QueuePolicy):
     """Thresholds between the queues, ascending."""
 
     thresholds_gpu_s: tuple[float, ...] = (57_600.0,)
+    unit: int = 1  # in which GPUs are counted, of a GPU
 
     def rank(self, job: Running) -> Rank:
         """(queue, when it entered it, job); one that ran before stays where it was."""
@@ -36,7 +37,7 @@ class Tiresias(QueuePolicy):
             if job.turn_ns <= now_ns:
                 self._look(job, now_ns)
         if board.waiting:
-            for job, placement in whatever_fits(board, sorted(board.running.values(), key=by_rank)):
+            for job, placement in board.whatever_fits(sorted(board.running.values(), key=by_rank)):
                 yield job, placement
                 if placement is not None:
                     self._look(job, now_ns)
@@ -47,17 +48,19 @@ class Tiresias(QueuePolicy):
         """Move a job down where it has reached its queue's threshold, and note when it reaches the next."""
         level = int(job.rank[0])
         if job.placement and level < len(self.thresholds_gpu_s):
-            level += job.executed_ns * job.gpus >= self.thresholds_gpu_s[level] * NS
+            level += job.executed_ns * job.gpus >= self.thresholds_gpu_s[level] * self.unit * NS
         if level > job.rank[0]:
             job.rank = (level, now_ns, job.index)
         last = level == len(self.thresholds_gpu_s)
-        job.turn_ns = NEVER if last else now_ns + ceil(self.thresholds_gpu_s[level] * NS / job.gpus) - job.executed_ns
+        threshold_ns = NEVER if last else self.thresholds_gpu_s[level] * self.unit * NS
+        job.turn_ns = NEVER if last else now_ns + ceil(threshold_ns / job.gpus) - job.executed_ns
 
 
 POLICY = Traits(
     name="tiresias",
     asks="lines",
-    make=lambda site, options: Tiresias(),
+    make=lambda site, options: Tiresias(unit=site.unit),
     measured="each",
     capacity=FAILING,
+    parts=True,
 )

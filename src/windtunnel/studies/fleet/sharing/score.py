@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from windtunnel.physics.engine.events import EventQueue
 
 CELLS, MOST = 72, 20_000  # of the shortest period; of the circle
+EXACT = 4_000_000  # cells of all shifts together up to which all are tried
 ROUNDS = 5  # in which shifts are looked for again, one job after the other
 STEPS = 200  # of each job that are played
 NS = 1e9
@@ -47,7 +48,10 @@ class Fit:
 
 
 def fit_of(patterns: Sequence[Pattern], capacity: float) -> Fit:
-    """The score of jobs on a link, and the shifts that give it: exact for two, one job after the other for more."""
+    """The score of jobs on a link, and the shifts that give it.
+
+    Exact for two jobs, and for more where all shifts together are few; else one job after the other.
+    """
     if not patterns:
         return Fit(1.0, ())
     cell = min(pattern.period_s for pattern in patterns) / CELLS
@@ -58,6 +62,16 @@ def fit_of(patterns: Sequence[Pattern], capacity: float) -> Fit:
     waves = [_wave(pattern, cell, cells, circle) for pattern, cells in zip(patterns, periods, strict=True)]
     shifts = [0] * len(waves)
     order = sorted(range(len(waves)), key=lambda at: -patterns[at].rate * patterns[at].busy_s / patterns[at].period_s)
+    if len(waves) > 2 and math.prod(periods[at] for at in order[1:]) * circle <= EXACT:
+        rates = waves[order[0]][None]
+        for at in order[1:]:
+            rolled = np.stack([np.roll(waves[at], by) for by in range(periods[at])])
+            rates = (rates[:, None] + rolled).reshape(-1, circle)
+        excesses = np.maximum(rates - capacity, 0.0).mean(axis=1) / capacity
+        first = int(np.argmin(excesses))
+        for at, by in zip(order[1:], np.unravel_index(first, [periods[at] for at in order[1:]]), strict=True):
+            shifts[at] = int(by)
+        return Fit(1.0 - float(excesses[first]), tuple(by * cell for by in shifts))
     placed: list[int] = []
     best = math.inf
     for turn in range(ROUNDS):

@@ -3,8 +3,8 @@
 KAI divides over-quota GPUs by weight, level by level; Volcano's `proportion` (or `capacity`) plugin gives each queue
 its part by weight up to what it can use. Each turn goes to the queue that is least over what it is owed, and one that
 is owed more stops jobs of the one that is furthest over: Kueue's fair sharing on such queues (`jobs/fair_queues.py`).
-Recast from their concepts, not from their code: no minimum run time before a job may be stopped, no parts of GPUs, no
-time-based fair share, no second pass of Volcano's actions; a gang starts whole. Sources: KAI-Scheduler v0.9
+Recast from their concepts, not from their code: no minimum run time before a job may be stopped, no time-based fair
+share, no second pass of Volcano's actions; a gang starts whole. Sources: KAI-Scheduler v0.9
 (kai-scheduler.io), Volcano 1.12 (volcano.sh).
 """
 

@@ -142,4 +142,6 @@ POLICY = Traits(
     ),
     needs=frozenset({"duration", "quota"}),
     capacity=FAILING,
+    parts=True,
+    compatible=True,
 )

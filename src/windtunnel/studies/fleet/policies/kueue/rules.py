@@ -38,12 +38,14 @@ class Rules(QueuePolicy):
 
     def line(self, job: Running) -> Hashable:
         """Jobs of one queue, size and place in the topology wait in one line."""
-        return job.queue if job.queue in self.quotas else "", job.gpus, job.owner.topology, job.owner.pod_gpus
+        queue = job.queue if job.queue in self.quotas else ""
+        return queue, job.gpus, job.owner.topology, job.owner.pod_gpus, job.part
 
     def place(self, job: Running, board: Board) -> Placement | None:
         """Nodes for a job whose quota is there."""
-        if not job.owner.topology or not self.per_node or len(self.topology.levels) < 2 or job.gpus > board.free_gpus:
-            return board.gang(job.gpus, self.per_node)
+        plain = not job.owner.topology or not self.per_node or len(self.topology.levels) < 2
+        if plain or job.part is not None or job.gpus > board.free_gpus:
+            return board.room(job, self.per_node)
         return self.topology.place(job.gpus, job.owner, board.free, self.per_node)
 
     def reserved(self, job: Running, node: Node) -> int:

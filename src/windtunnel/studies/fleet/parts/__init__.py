@@ -1,0 +1,1 @@
+"""Parts of GPUs: what jobs may ask for, by name, and the GPUs that hold them."""

@@ -1,0 +1,153 @@
+"""A part of a GPU as jobs ask for it, and a trace with parts in thousandths of GPUs.
+
+    1g.10gb     a profile of MIG: so many slices of a GPU's memory, at one of the places where it may begin (`mig.yaml`)
+    0.5         a share of a GPU, as MPS and KAI-Scheduler divide it
+    2 shares    of as many as the site's file says, `shares_per_gpu` (Slurm's gres/shard, nvidia.com/gpu.shared)
+
+`gpus` of such a job counts parts. A trace in which some job asks for a part runs in thousandths of GPUs, quotas and
+nodes too (`in_units`): a policy compares the same whole numbers as ever, and `devices.py` knows which GPU holds what. A
+slice of MIG counts as its share of the memory's slices: 1g.10gb as an eighth.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import UserError
+from windtunnel.files.document import read_mapping
+from windtunnel.files.table import number_of
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
+from windtunnel.studies.fleet.site import Site
+
+UNITS = 1000  # of a GPU
+PROFILE = re.compile(r"(\d+g\.\d+gb)(?:[.+]me(?:\.all)?|-me)?")
+SHARES = re.compile(r"(\d{1,9}) shares?")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """So many thousandths of one GPU; of MIG so many of its `slices` of memory, from one of `starts` on."""
+
+    units: int
+    slices: int = 0  # of the GPU; 0: a share
+    size: int = 0
+    starts: tuple[int, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """How many of them one GPU holds."""
+        free, count = 0, 0
+        for start in self.starts:
+            if start >= free:
+                free, count = start + self.size, count + 1
+        return count if self.slices else UNITS // self.units
+
+
+@cache
+def _profiles() -> dict[str, dict[str, Part]]:
+    """Profiles by name, by GPU."""
+    data: Any = read_mapping(Path(__file__).parent / "mig.yaml", "")
+    profiles = {}
+    for gpu, names in data["gpus"].items():
+        slices = 8 if len(names) > 3 else 4
+        places = data["places"][str(slices)]
+        profiles[gpu] = {
+            name: Part(UNITS * size // slices, slices, size, tuple(starts))
+            for name, (size, starts) in zip(names, places, strict=True)
+        }
+    return profiles
+
+
+@cache
+def profiles_of(gpu: str) -> dict[str, Part]:
+    """The profiles of a GPU, by name; of one that nobody names (`gpu`) those of all, the first of a name."""
+    if gpu == "gpu":
+        return {name: part for each in reversed(_profiles().values()) for name, part in each.items()}
+    try:
+        name = parse_cluster(f"{gpu}:8").gpu.name
+    except UserError:
+        name = gpu
+    return _profiles().get(name, {})
+
+
+def part_of(text: str, gpu: str = "gpu", shares: int = 0) -> Part | str:
+    """The part that a text names, on a GPU that is cut into `shares`; else what is wrong, in words after the job."""
+    profile, counted = PROFILE.fullmatch(text), SHARES.fullmatch(text)
+    if profile:
+        known = profiles_of(gpu)
+        names = f"has {', '.join(known)}" if known else "has no MIG"
+        return known.get(profile[1]) or f"asks for {text}, and {gpu} {names}"
+    if counted and not shares:
+        return f"asks for {text} of a GPU, and --cluster's file does not say `shares_per_gpu`"
+    share = int(counted[1]) / shares if counted else number_of(text)
+    if not 1 <= share * UNITS + 1e-9 < UNITS + 1:
+        return f"asks for {text[:40]!r} of a GPU: write a profile such as 1g.10gb, or a share from 0.001 to 1"
+    return Part(int(share * UNITS + 1e-9))
+
+
+def parts_of(jobs: Jobs, site: Site | None) -> list[Part | str | None]:
+    """The part of each job, None where it asks for whole GPUs; a text says what is wrong."""
+    texts = jobs.columns.get("part", [""] * len(jobs))
+    gpu, shares = ("gpu", 0) if site is None else (site.gpu, site.shares)
+    known = {text: part_of(text, gpu, shares) if text else None for text in set(texts)}
+    whole = Part(UNITS)
+    return [None if known[text] == whole else known[text] for text in texts]
+
+
+def refuse_parts(jobs: Jobs, whose: str) -> None:
+    """UserError where a job asks for a part of a GPU."""
+    at = next((at for at, text in enumerate(jobs.columns.get("part", ())) if text), None)
+    if at is not None:
+        text = jobs.columns["part"][at]
+        raise UserError(f"{jobs.where(at)}: asks for {text} of a GPU, and {whose} jobs of whole GPUs: leave it out")
+
+
+def known_parts(jobs: Jobs, site: Site) -> list[Part | None]:
+    """The part of each job, of jobs that all ask for what there is."""
+    return [part if isinstance(part, Part) else None for part in parts_of(jobs, site)]
+
+
+def with_shares(jobs: Jobs, site: Site | None) -> Jobs:
+    """The jobs with what each of their parts is of a GPU (`share`); those of unknown parts as whole GPUs."""
+    if not any(jobs.columns.get("part", ())):
+        return jobs
+    shares = [str(part.units / UNITS) if isinstance(part, Part) else "1" for part in parts_of(jobs, site)]
+    return replace(jobs, columns={**jobs.columns, "share": shares})
+
+
+def in_units(jobs: Jobs, site: Site) -> tuple[Jobs, Site]:
+    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part."""
+    parts = parts_of(jobs, site) if "share" in jobs.columns else []
+    if not any(parts):
+        return jobs, site
+    units = np.array([part.units if isinstance(part, Part) else UNITS for part in parts], np.int64)
+    columns = dict(jobs.columns)
+    if "pod_gpus" in columns:
+        columns["pod_gpus"] = [str(float(text) * UNITS) if text else "" for text in columns["pod_gpus"]]
+    return replace(
+        jobs,
+        gpus=jobs.gpus * units,
+        columns=columns,
+        quotas=tuple(replace(quota, **_more(quota, _slices(quota, site))) for quota in jobs.quotas),
+        cohorts=tuple(replace(cohort, **_more(cohort)) for cohort in jobs.cohorts),
+    ), replace(site, per_node=site.per_node * UNITS, unit=UNITS)
+
+
+def _slices(quota: Quota, site: Site) -> int:
+    """Units of the slices that a queue is owed beside whole GPUs."""
+    known = ((part_of(profile, site.gpu), count) for profile, count in quota.slices.items())
+    return sum(part.units * count for part, count in known if isinstance(part, Part))
+
+
+def _more(entry: Quota | Cohort, beside: int = 0) -> dict[str, Any]:
+    """The GPUs of a queue or a cohort in units."""
+    limits = {name: getattr(entry, name) for name in ("borrowing_limit", "lending_limit")}
+    units = {name: None if limit is None else limit * UNITS for name, limit in limits.items()}
+    return {"nominal": entry.nominal * UNITS + beside, **units}
