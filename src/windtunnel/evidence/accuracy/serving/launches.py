@@ -271,9 +271,9 @@ def repeats(row: ServingRow) -> bool:
     return of_configurator(row) and isl & (isl - 1) != 0
 
 
-def turnaround_s() -> float:
-    """What the client of a campaign takes from an answer to the slot's next request, in the mean."""
-    seconds: float = _published()["configurator"]["turnaround_s"]
+def turnaround_s(row: ServingRow) -> float:
+    """What a row's client takes from an answer to the slot's next request, in the mean."""
+    seconds: float = _published()["configurator"]["turnaround_s"] if of_configurator(row) else 0.0
     return seconds
 
 

@@ -21,7 +21,6 @@ from windtunnel.evidence.accuracy.serving.launches import (
     drafts_unlisted,
     engine_of_row,
     held_back,
-    of_configurator,
     of_source,
     planned_ahead,
     pooled,
@@ -183,8 +182,9 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     if isl != row.whole_number("isl", 1):
         assumed.append(f"prompts of {isl} tokens: the client's tokenizer counted another way than the server's")
     prompts, outputs = lengths(concurrency * waves, isl, row.whole_number("osl", 1), min(ratio, 1.0), 0)
-    pauses = np.random.default_rng(0).exponential(1e9 * turnaround_s(), len(prompts)).astype(np.int64)
-    turns = Turns(np.full(len(prompts), -1), pauses) if of_configurator(row) else None  # each a session of one turn
+    pause_s = turnaround_s(row)
+    pauses = np.random.default_rng(0).exponential(1e9 * pause_s, len(prompts)).astype(np.int64)
+    turns = Turns(np.full(len(prompts), -1), pauses) if pause_s else None  # each a session of one turn
     return Workload(prompts, outputs, None, concurrency, turns=turns)
 
 
