@@ -70,6 +70,7 @@ RULES = {
     "misread prompts": _facts("deepseek", "misread", "until", value="2000-01-01"),
     "drafted releases": _facts("deepseek", "drafted_releases", value=[]),
     "configurator": _instead(launches, "of_configurator", lambda row: False),
+    "pauses": _facts("configurator", "turnaround_s", value=0.0),
     "gpu: siblings": _instead(Profile, "_of_sibling", lambda self, gpu: {}),
     "gpu: own constants": _instead(Profile, "on", _without_own),
 }

@@ -148,7 +148,7 @@ class Study:
             self.tokens[(model, *first)] // BLOCK,
         )
         if first[1] > 1:
-            prompt_times.clock = lambda: prefill.clock_ticks
+            prompt_times.clock = lambda: prefill._clock
         decode = Replica(
             decode_times,
             Rules(max_num_seqs=1024, token_budget=65536, longest_chunk=65536, **common),

@@ -19,7 +19,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
 )
 from windtunnel.evidence.accuracy.serving.mlperf import laid_out
 from windtunnel.evidence.accuracy.serving.models import model_named
-from windtunnel.evidence.accuracy.serving.predict import _in_ranks
+from windtunnel.evidence.accuracy.serving.predict import _in_ranks, workload_of
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
 from windtunnel.evidence.accuracy.serving.sessions import in_steady_state, replayed
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
@@ -277,3 +277,45 @@ def test_pools_have_buffers_of_one_size_where_the_row_names_mori(
     row = ServingRow({**fields, "framework": framework, "precision": precision})
     name = f"sglang-{release}"
     assert captured_by_pools(row, Deployment(engine=name, tp=8), load_engine(name)).all_to_all_buffer == tokens
+
+
+SWEEP = {
+    **DEEPSEEK,
+    "source": "campaign/h100_sxm/vllm/0.12.0/Qwen_Qwen3-32B",
+    "client": "not stated",
+    "model": "Qwen/Qwen3-32B",
+    "model_family": "qwen3-32b",
+    "gpu": "h100_sxm",
+    "engine": "vllm",
+    "engine_version": "0.12.0",
+    "precision": "bf16",
+    "gemm_quant": "",
+    "moe_quant": "",
+    "mode": "agg",
+    "isl": "1024",
+    "osl": "128",
+    "concurrency": "8",
+    "gpus": "2",
+    "tp": "2",
+    "attn_dp": "1",
+    "moe_tp": "1",
+    "moe_ep": "1",
+}
+
+
+def test_slots_of_a_campaign_pause_between_answer_and_request() -> None:
+    load = workload_of(ServingRow(SWEEP), [])
+    assert load.turns is not None
+    assert load.concurrency == 8
+    assert set(load.turns.following) == {-1}
+    assert float(load.turns.delay_ns.mean()) == pytest.approx(3e7, rel=0.25)
+    assert workload_of(ServingRow({**SWEEP, "source": "2026-03-25"}), []).turns is None
+
+
+@pytest.mark.parametrize(("isl", "tokens"), [("1024", 1024 + 8), ("4000", 4000 + 512 + 1500)])
+def test_steps_of_a_sweep_hold_one_prompt_and_the_batch(isl: str, tokens: int) -> None:
+    row = ServingRow({**SWEEP, "isl": isl})
+    deployment = deployment_of(row)
+    cluster = gpu_of("h100_sxm", deployment.gpus)
+    engine = engine_of(model_named(row.text("model"), row.text("model_family")), cluster, deployment)
+    assert engine_of_row(row, engine).rules.longest_chunk == tokens

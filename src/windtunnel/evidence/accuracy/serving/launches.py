@@ -271,6 +271,12 @@ def repeats(row: ServingRow) -> bool:
     return of_configurator(row) and isl & (isl - 1) != 0
 
 
+def turnaround_s(row: ServingRow) -> float:
+    """What a row's client takes from an answer to the slot's next request, in the mean."""
+    seconds: float = _published()["configurator"]["turnaround_s"] if of_configurator(row) else 0.0
+    return seconds
+
+
 def sent_again() -> tuple[int, int]:
     """How many prompts a client has that sends them again and again, and how often each slot sends one."""
     facts = _published()["configurator"]
@@ -290,7 +296,8 @@ def _configurators(row: ServingRow, engine: Engine) -> Rules:
     facts, profile = _published()["configurator"], engine.profile
     changes = dict(_first(facts["rules"], row, engine=profile.framework, release=profile.release))
     changes.pop("when", None)
-    tokens = facts["batch"] + row.whole_number("isl", 1) + facts["spare"]
+    beside = facts["batch"] + facts["spare"] if repeats(row) else row.whole_number("concurrency", 1)
+    tokens = row.whole_number("isl", 1) + beside
     rules = _holding(engine.rules, engine, tokens) if changes.pop("tokens") else engine.rules
     return replace(rules, **changes)
 

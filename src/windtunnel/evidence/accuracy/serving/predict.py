@@ -28,6 +28,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     repeats,
     sent_again,
     taken_to_draft,
+    turnaround_s,
 )
 from windtunnel.evidence.accuracy.serving.mlperf import at_its_rate, is_mlperf, laid_out, mlperf_workload, replicas_of
 from windtunnel.evidence.accuracy.serving.models import model_named
@@ -47,7 +48,7 @@ from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.run import hand_on, serve_with, summarise
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.workload.lengths import lengths
-from windtunnel.studies.serving.workload.requests import Workload
+from windtunnel.studies.serving.workload.requests import Turns, Workload
 
 ASSUMED_CONCURRENCY = 16
 WHOLE_RUN = "output_tokens_per_s"  # the column of what a client prints: ramp and drain count
@@ -181,7 +182,10 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     if isl != row.whole_number("isl", 1):
         assumed.append(f"prompts of {isl} tokens: the client's tokenizer counted another way than the server's")
     prompts, outputs = lengths(concurrency * waves, isl, row.whole_number("osl", 1), min(ratio, 1.0), 0)
-    return Workload(prompts, outputs, None, concurrency)
+    pause_s = turnaround_s(row)
+    pauses = np.random.default_rng(0).exponential(1e9 * pause_s, len(prompts)).astype(np.int64)
+    turns = Turns(np.full(len(prompts), -1), pauses) if pause_s else None  # each a session of one turn
+    return Workload(prompts, outputs, None, concurrency, turns=turns)
 
 
 def _run(

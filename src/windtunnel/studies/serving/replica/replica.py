@@ -98,11 +98,6 @@ class Replica:
         """Whether nothing goes on."""
         return self._mode == IDLE
 
-    @property
-    def clock_ticks(self) -> int:
-        """When the step that runs began, or the last one ended."""
-        return self._clock
-
     def known_blocks(self, sequence: Sequence) -> int:
         """Leading blocks of a prompt that the cache has already."""
         return self.pool.leading_blocks(sequence.names, sequence.span)
