@@ -129,8 +129,8 @@ def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -
     has been asked for, and two layers' gradients, one being made and one being copied out.
     """
     own = owned(model, layers)
-    sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
-    rest: int = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
+    sizes = [sum(p.nbytes for p in group) for group in own]
+    rest: int = sum(p.nbytes for p in model.parameters()) - sum(sizes)
     away = len(layers) - window
     stays: int = (2 + MOMENTS) * (rest + sum(sizes[away:]))
     largest_first = sorted(sizes[:away], reverse=True)

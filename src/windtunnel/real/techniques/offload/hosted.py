@@ -91,7 +91,7 @@ class _CopyToDevice(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """To the host."""
-        arena, size = ctx.copies.unit.window.arena, gradient.numel() * gradient.element_size()
+        arena, size = ctx.copies.unit.window.arena, gradient.nbytes
         arena.take(size)
         out = gradient.to(ctx.host)
         arena.take(-size)
@@ -113,7 +113,7 @@ class _Unit:
     _again: list[_Copies] = field(default_factory=list)  # of those within a backward pass
 
     def __post_init__(self) -> None:
-        self.bytes = sum(p.numel() * p.element_size() for p in self.parameters)
+        self.bytes = sum(p.nbytes for p in self.parameters)
 
     def waiting_passes(self) -> list[_Copies]:
         """Of forward passes that have not come back, newest last; those of one that failed went with its graph."""
@@ -150,7 +150,7 @@ class _Unit:
         def copy() -> None:
             with torch.no_grad():
                 for number, (parameter, storage) in enumerate(zip(self.parameters, storages, strict=True)):
-                    storage.resize_(parameter.numel() * parameter.element_size())
+                    storage.resize_(parameter.nbytes)
                     self.tensor(number, storage).copy_(parameter.detach(), non_blocking=True)
 
         stream = self.window.stream
@@ -297,10 +297,10 @@ def _in_backward() -> bool:
 
 def predicted_bytes(model: nn.Module, own: Sequence[Sequence[nn.Parameter]], window: int) -> int:
     """The arena's peak: what is in no layer, w + 1 layers, and the largest gradient on its way."""
-    sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
-    rest = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
+    sizes = [sum(p.nbytes for p in group) for group in own]
+    rest = sum(p.nbytes for p in model.parameters()) - sum(sizes)
     layers = max(sum(sizes[at : at + window + 1]) for at in range(len(sizes)))
-    gradient = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+    gradient = max((p.nbytes for p in model.parameters() if p.requires_grad), default=0)
     return int(rest + layers + gradient)
 
 

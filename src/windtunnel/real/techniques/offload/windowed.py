@@ -71,7 +71,7 @@ class LayerWindow:
         ]
         hosted = {id(parameter) for layer in self.hosted for parameter in layer.parameters}
         self.rest = [p for p in model.parameters() if id(p) not in hosted and p.requires_grad]
-        self.arena.take(sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in hosted))
+        self.arena.take(sum(p.nbytes for p in model.parameters() if id(p) not in hosted))
         taught = [[p for p in layer.host if p.requires_grad] for layer in self.hosted]
         self.optimizers = [optimizer(each) if each else None for each in taught]  # a frozen layer has none
         self.rest_optimizer = optimizer(list(self.rest)) if self.rest else None
@@ -231,7 +231,7 @@ class LayerWindow:
         if self.rest_optimizer is not None:
             if self.group is not None:
                 _average([p.grad for p in self.rest], self.group)
-            gradients = sum(p.grad.numel() * p.grad.element_size() for p in self.rest if p.grad is not None)
+            gradients = sum(p.grad.nbytes for p in self.rest if p.grad is not None)
             self.arena.take(gradients)
             self.rest_optimizer.step()
             state = device_bytes_of(self.rest_optimizer)

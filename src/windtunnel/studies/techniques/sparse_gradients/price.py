@@ -15,7 +15,7 @@ about, which for many ranks is a ratio that only very redundant gradients bear. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from windtunnel.errors import LayoutError
 from windtunnel.physics.cost.price import nanoseconds
@@ -91,8 +91,3 @@ def break_even_ratio(step: FlatStep, parameters: SparsePlan) -> float:
     if low >= whole:
         return 0.0
     return min(1.0, (whole - low) / (high - low)) if high > low else 1.0
-
-
-def parameters_dict(parameters: SparsePlan) -> dict[str, object]:
-    """Parameters as they are told."""
-    return {name: value for name, value in asdict(parameters).items() if value is not None}
