@@ -1,12 +1,8 @@
-"""The split of a data path between host and NIC that leaves the host least to do (docs/nic.md, in the manner of Cora).
-
-Host work of a packet is the cycles of what stays on the host, and a crossing for each edge that leads over; the NIC's
-cores bound what it takes:
+"""The split of a data path between host and NIC that leaves the host least to do (in the manner of Cora).
 
     min  sum_c share_c host(S_c)    subject to    rate sum_c share_c nic(S_c) <= cores x clock
 
-For a price of NIC cycles the best set of a class is a minimum cut. At the price on the lower envelope of the two costs
-two neighbouring plans are mixed so that the NIC is just full: the optimum of the linear program over all pairs of sets.
+S_c: what of traffic class c is on the NIC. docs/nic.md says how the best sets are found.
 """
 
 from __future__ import annotations

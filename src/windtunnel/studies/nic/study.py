@@ -1,8 +1,5 @@
-"""The answer to `nic`: host cores of a data path with and without the NIC, the split, and for which traffic it holds.
-
-Flows send by Zipf's law, so those with room on the NIC carry `hot` of the traffic. Beside the best split stand those of
-one dimension: by code (all flows alike, so nothing with state of more flows than fit), and by state (hot flows wholly
-on the NIC, the rest wholly on the host).
+"""The answer to `nic`: host cores of a data path with and without the NIC, the split, and for which traffic it holds
+(docs/nic.md).
 """
 
 from __future__ import annotations

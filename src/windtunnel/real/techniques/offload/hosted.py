@@ -3,17 +3,10 @@
     before forward i    copies of i are there; those of i + w are asked for     after   they go
     before backward i   they are there again                                    after   they go; i - w - 1 is asked for
 
-The model's parameters are ordinary ones of the host, and stay what `model.parameters()` gives: so optimizer, gradient
-clipping, GradScaler, averages, `state_dict`, LoRA and DistributedDataParallel (made of the model afterwards) are the
-user's own. Only while a layer computes, copies stand in its place. A copy is made by an autograd function whose
-backward carries the gradient to the host, where autograd adds it up as always: the same bits as without.
-
-What is in no layer, or in several, comes with the forward pass and goes after the backward pass. Storages are emptied
-in place, since what autograd saved (views such as `weight.t()`) still points at them, and are filled again through
-tensors that autograd does not know.
-
-Under `torch.utils.checkpoint` around a layer its copies of the first pass and of the second are there at once.
-Not yet run on a GPU, where host memory is pinned and copies have a stream of their own.
+While a layer computes, copies stand in the place of its parameters: made by an autograd function whose backward
+carries the gradient to the host, where autograd adds it up as always. What is in no layer, or in several, comes with
+the forward pass and goes after the backward pass. Storages are emptied in place, since what autograd saved (views
+such as `weight.t()`) still points at them, and are filled again through tensors that autograd does not know.
 """
 
 from __future__ import annotations
@@ -309,8 +302,6 @@ def host(
     budget: int | None, device: torch.device, link_bytes_per_s: float | None,
 ) -> nn.Module:  # fmt: skip
     """Put a window into the model. `window`: layers asked for ahead; "auto": as many as the budget holds, else one."""
-    if model in WINDOWS:
-        raise SpecError("model", type(model).__name__, "it has a window already")
     if window == "auto":
         fitting = [w for w in range(1, len(layers)) if budget is None or predicted_bytes(model, own, w) <= budget]
         if not fitting:

@@ -6,15 +6,9 @@ The last w layers, and all that is no layer, stay on the device. The others live
     before backward i   wait until i is here; ask for i - w          after backward i    gradients to the host, where
                                                                      *this layer* is updated in a worker; i goes
 
-A fetch waits for the update of its layer. So each layer sees the same parameters, gradients and optimizer steps as
-with everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the
-device.
-
-Several ranks train one model with `process_group`: parameters are rank 0's at first, and each layer's gradients are
-averaged on the device behind its backward pass, as DistributedDataParallel would in that order. That takes the place of
-DistributedDataParallel and `fully_shard`, which read parameters where there are none.
-
-Not yet run on a GPU.
+A fetch waits for the update of its layer, so all is bit-equal. A parameter that several layers share, or a layer and
+the rest, stays on the device. With `process_group` each layer's gradients are averaged on the device behind its
+backward pass.
 """
 
 from __future__ import annotations
