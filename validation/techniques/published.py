@@ -10,25 +10,30 @@ row.
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.model.families import transformer
 from windtunnel.physics.step.result import TechniqueGain
 from windtunnel.studies.techniques import explained, predict_with
-from windtunnel.studies.techniques.flat import FlatStep, Task
-from windtunnel.studies.techniques.flat.lower import lower_flat
+from windtunnel.studies.techniques.flat import FlatStep, Task, lower
+from windtunnel.studies.techniques.flat.cut import chained
 from windtunnel.studies.techniques.flat.play import play
 from windtunnel.studies.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without_features
 from windtunnel.studies.techniques.parameters import LinaPlan
 from windtunnel.studies.techniques.priced import TimelinePicture
 from windtunnel.studies.techniques.prioritised_all_to_all.price import figures, rewrite
 from windtunnel.studies.training import Plan, predict, read_plan
+from windtunnel.studies.training.layout import Layout
+from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of
+from windtunnel.studies.training.workload.router_load import RouterLoad
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -176,11 +181,14 @@ def gains(experts: int, technique: str) -> list[TechniqueGain]:
     return [lina_gain(dense, experts, technique)[0] for dense in MODELS]
 
 
+def packing_of(dense: Dense, experts: int) -> int:
+    """Two experts on a device, four where Transformer-XL has 16 (section 7.2)."""
+    return 4 if experts == 16 and dense is XL else 2
+
+
 def packed(experts: int) -> list[TechniqueGain]:
-    """All of Lina: two experts on a device, four where Transformer-XL has 16 (section 7.2)."""
-    return [
-        lina_gain(dense, experts, f"lina:packing={4 if experts == 16 and dense is XL else 2}")[0] for dense in MODELS
-    ]
+    """All of Lina."""
+    return [lina_gain(dense, experts, f"lina:packing={packing_of(dense, experts)}")[0] for dense in MODELS]
 
 
 def contended(drawn: TimelinePicture) -> list[float]:
@@ -202,31 +210,37 @@ def without_gradients(drawn: TimelinePicture) -> float:
 def every_gradient(dense: Dense, experts: int) -> tuple[float, ...]:
     """Were experts' gradients reduced over all GPUs too: backward all-to-alls' slowdown, what three rewrites gain.
 
-    Priority alone, with micro-operations, and with two experts a GPU; last, the backward all-to-all's own gain of that.
+    Priority alone, with micro-operations, and with experts packed; last, the backward all-to-all's own gain of that.
     """
-    model = lina_model(dense, experts)
-    of_experts = dense.layers * experts * 2 * dense.hidden * 4 * dense.hidden
-    times = model.parameters / (model.parameters - of_experts)
+    model, each = lina_model(dense, experts), 2 * dense.hidden * 4 * dense.hidden
 
-    def heavier(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-        reduced = [task.role == "reduce" for task in tasks]
-        factors = [0.0 if "experts" in task.name else times for task in tasks]
-        return tuple(
-            replace(task, work_ns=round(task.work_ns * factor), bytes_total=task.bytes_total * factor) if one else task
-            for task, one, factor in zip(tasks, reduced, factors, strict=True)
-        )
+    def shared(layout: Layout, router: RouterLoad | None) -> list[Piece]:
+        """A layer's experts as parameters that all GPUs have."""
+        return [
+            replace(piece, blocks=tuple(
+                replace(block, dense_parameters=block.dense_parameters + experts * each, expert_parameters=0.0)
+                if block.expert_parameters else block for block in piece.blocks))
+            for piece in pieces_of(layout, router)
+        ]  # fmt: skip
+
+    def buckets(task: Task) -> list[Task]:
+        count = max(1, round(task.bytes_total / (4 * BUCKET))) if task.role == "reduce" else 1
+        return [replace(task, work_ns=task.work_ns // count, bytes_total=task.bytes_total / count)] * count
 
     def step_of(degree: int) -> FlatStep:
         plan = lina_plan(dense, experts, sequences_of(dense)).with_fields({"ep": degree})
-        return lower_flat(model, lina_cluster(experts), plan).rewritten(heavier)
+        with patch.object(lower, "pieces_of", shared):
+            step = lower.lower_flat(model, lina_cluster(experts), plan)
+        return step.rewritten(lambda tasks: chained(tasks, buckets))
 
     step = step_of(experts)
     order = rewrite(step, LinaPlan(packing=1, micro_op=0, pipeline=False))[0]
     pieces = rewrite(step, LinaPlan(packing=1, pipeline=False))[0]
-    packed_step = rewrite(step_of(experts // 2), LinaPlan(packing=1))[0]
+    packed_step = rewrite(step_of(experts // packing_of(dense, experts)), LinaPlan(packing=1))[0]
     before, after = figures(step), figures(packed_step)
     gained = [step.seconds() / other.seconds() for other in (order, pieces, packed_step)]
-    return before["slowdown_backward"], *gained, before["all_to_all_backward_s"] / after["all_to_all_backward_s"]
+    alone = after["all_to_all_backward_s"]
+    return before["slowdown_backward"], *gained, before["all_to_all_backward_s"] / alone if alone else math.inf
 
 
 def lina(folder: Path) -> None:
@@ -261,7 +275,7 @@ def lina(folder: Path) -> None:
     for experts in EXPERTS:
         most = [without_gradients(lina_gain(dense, experts, PRIORITY)[1]) for dense in MODELS]
         print(f"  {experts} experts, no gradients reduced at all: {', '.join(f'{one:.2f}' for one in most)} x")
-    for experts in (4, 16):
+    for experts in EXPERTS:
         means = [statistics.mean(column) for column in zip(*(every_gradient(d, experts) for d in MODELS), strict=True)]
         print(f"  {experts} experts, all gradients reduced over all GPUs: backward all-to-all {means[0]:.2f} x slower;")
         print(f"    gain of priority {means[1]:.2f} x, with micro-operations {means[2]:.2f} x, with all of it")

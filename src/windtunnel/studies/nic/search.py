@@ -1,19 +1,16 @@
-"""The split of a data path between host and NIC that leaves the host least to do (docs/nic.md, in the manner of Cora).
-
-Host work of a packet is the cycles of what stays on the host, and a crossing for each edge that leads over; the NIC's
-cores bound what it takes:
+"""The split of a data path between host and NIC that leaves the host least to do (in the manner of Cora).
 
     min  sum_c share_c host(S_c)    subject to    rate sum_c share_c nic(S_c) <= cores x clock
 
-For a price of NIC cycles the best set of a class is a minimum cut. At the price on the lower envelope of the two costs
-two neighbouring plans are mixed so that the NIC is just full: the optimum of the linear program over all pairs of sets.
+S_c: what of traffic class c is on the NIC. docs/nic.md says how the best sets are found.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from windtunnel.studies.nic.path import DataPath, Nic
 
@@ -37,6 +34,12 @@ class Costs:
     def nic_cycles(self, chosen: Collection[int]) -> float:
         """What the NIC does."""
         return sum(self.nic[at] for at in chosen)
+
+    def of(self, classes: Sequence[Class], chosen: Sequence[Choice]) -> tuple[float, float]:
+        """What host and NIC do of all traffic, with a set for each class."""
+        both = list(zip(classes, chosen, strict=True))
+        host = sum(kind.share * self.host_cycles(each) for kind, each in both)
+        return host, sum(kind.share * self.nic_cycles(each) for kind, each in both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +79,19 @@ def split(costs: Costs, classes: tuple[Class, ...], nic_cycles_most: float) -> t
     def best(price: float) -> tuple[Choice, ...]:
         return tuple(cheapest(costs, kind.allowed, price) for kind in classes)
 
-    def both(chosen: tuple[Choice, ...]) -> tuple[float, float]:
-        host = sum(kind.share * costs.host_cycles(each) for kind, each in zip(classes, chosen, strict=True))
-        return host, sum(kind.share * costs.nic_cycles(each) for kind, each in zip(classes, chosen, strict=True))
-
-    return mixed(best, both, tuple(Choice() for _ in classes), nic_cycles_most)
-
-
-def mixed(
-    best: Callable[[float], tuple[Choice, ...]],
-    both: Callable[[tuple[Choice, ...]], tuple[float, float]],
-    nothing: tuple[Choice, ...],
-    most: float,
-) -> tuple[Plan, ...]:
-    """Walk the lower envelope of (NIC cycles, host cycles) to where the NIC is just full."""
-    full, idle = best(0.0), nothing
-    if both(full)[1] <= most * (1 + EPS):
+    both = partial(costs.of, classes)
+    full, idle = best(0.0), tuple(Choice() for _ in classes)
+    if both(full)[1] <= nic_cycles_most * (1 + EPS):
         return (Plan(1.0, full),)
-    while True:
+    while True:  # along the lower envelope of (NIC cycles, host cycles) to where the NIC is just full
         (host_full, nic_full), (host_idle, nic_idle) = both(full), both(idle)
         price = (host_idle - host_full) / (nic_full - nic_idle)
         choices = best(price)
         host, nic = both(choices)
         if host + price * nic >= host_full + price * nic_full - EPS * (1 + host_idle):
-            weight = (most - nic_idle) / (nic_full - nic_idle)
+            weight = (nic_cycles_most - nic_idle) / (nic_full - nic_idle)
             return (Plan(weight, full), Plan(1 - weight, idle)) if weight > EPS else (Plan(1.0, idle),)
-        if nic > most:
+        if nic > nic_cycles_most:
             full = choices
         else:
             idle = choices

@@ -1,14 +1,12 @@
-"""The answer to `nic`: host cores of a data path with and without the NIC, the split, and for which traffic it holds.
-
-Flows send by Zipf's law, so those with room on the NIC carry `hot` of the traffic. Beside the best split stand those of
-one dimension: by code (all flows alike, so nothing with state of more flows than fit), and by state (hot flows wholly
-on the NIC, the rest wholly on the host).
+"""The answer to `nic`: host cores of a data path with and without the NIC, the split, and for which traffic it holds
+(docs/nic.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import log, pow
 from pathlib import Path
 
@@ -88,7 +86,7 @@ def priced(path: DataPath, nic: Nic, packets_per_s: float) -> NicResult:
     most = nic.cores * nic.hz / packets_per_s
     plans = split(costs, classes, most)
     per_core = packets_per_s / path.host_hz
-    nic_cycles = sum(plan.weight * _both(costs, classes, plan)[1] for plan in plans)
+    host_cycles, nic_cycles = _cycles(costs, classes, plans)
     every = Class("all", 1.0, classes[0].allowed if flows >= path.flows else classes[1].allowed)
     wholly = replace(classes[0], allowed=Choice(range(len(path.nodes))))
     if len(classes[0].allowed) < len(path.nodes):
@@ -97,8 +95,8 @@ def priced(path: DataPath, nic: Nic, packets_per_s: float) -> NicResult:
         spec={"nic": nic.name, "nodes": len(path.nodes), "flows": path.flows, "skew": path.skew},
         packets_per_s=packets_per_s,
         host_only_cores=per_core * costs.host_cycles(Choice()),
-        host_cores=per_core * _host_cycles(costs, classes, plans),
-        by_code_cores=per_core * _host_cycles(costs, (every,), split(costs, (every,), most)),
+        host_cores=per_core * host_cycles,
+        by_code_cores=per_core * _cycles(costs, (every,), split(costs, (every,), most))[0],
         by_state_cores=per_core * _by_state(costs, wholly, most),
         nic_use=nic_cycles / most,
         flows_on_nic=min(path.flows, int(flows)),
@@ -131,13 +129,10 @@ def _sum_of_powers(count: int, skew: float) -> float:
     return total
 
 
-def _both(costs: Costs, classes: tuple[Class, ...], plan: Plan) -> tuple[float, float]:
-    host = sum(kind.share * costs.host_cycles(each) for kind, each in zip(classes, plan.chosen, strict=True))
-    return host, sum(kind.share * costs.nic_cycles(each) for kind, each in zip(classes, plan.chosen, strict=True))
-
-
-def _host_cycles(costs: Costs, classes: tuple[Class, ...], plans: tuple[Plan, ...]) -> float:
-    return sum(plan.weight * _both(costs, classes, plan)[0] for plan in plans)
+def _cycles(costs: Costs, classes: tuple[Class, ...], plans: tuple[Plan, ...]) -> tuple[float, float]:
+    """Of a packet on average, on the host and on the NIC."""
+    parts = [(plan.weight, costs.of(classes, plan.chosen)) for plan in plans]
+    return sum(weight * host for weight, (host, _) in parts), sum(weight * nic for weight, (_, nic) in parts)
 
 
 def _by_state(costs: Costs, wholly: Class, most: float) -> float:
@@ -171,23 +166,15 @@ def _right_for(path: DataPath, nic: Nic, plans: tuple[Plan, ...], most: float) -
 
     def right(skew: float) -> bool:
         costs, classes, _ = _traffic(replace(path, skew=skew), nic)
-        load = sum(plan.weight * _both(costs, classes, plan)[1] for plan in plans)
         everywhere = costs.host_cycles(Choice())
-        cycles = _host_cycles(costs, classes, plans)
+        cycles, load = _cycles(costs, classes, plans)
         if load > most:  # what the NIC has no cycles for goes through the host
             cycles = everywhere + most / load * (cycles - everywhere)
-        return cycles <= WITHIN * _host_cycles(costs, classes, split(costs, classes, most)) + 1e-9 * everywhere
+        return cycles <= WITHIN * _cycles(costs, classes, split(costs, classes, most))[0] + 1e-9 * everywhere
 
-    low = high = path.skew
-    for skew in sorted((skew for skew in SKEWS if skew < path.skew), reverse=True):
-        if not right(skew):
-            break
-        low = skew
-    for skew in (skew for skew in SKEWS if skew > path.skew):
-        if not right(skew):
-            break
-        high = skew
-    return low, high
+    lower = takewhile(right, (skew for skew in reversed(SKEWS) if skew < path.skew))
+    higher = takewhile(right, (skew for skew in SKEWS if skew > path.skew))
+    return min(lower, default=path.skew), max(higher, default=path.skew)
 
 
 def _warnings(

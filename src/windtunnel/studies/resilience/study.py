@@ -189,7 +189,8 @@ def _entry(job: SurviveQuestion, policy: Policy, trace: FailureTrace) -> PolicyE
         costs = standbys.standby_costs(job.hosts, host_rate, times.replenish, wait_s, most)
     rates = rates_of(process, policy, job, spare=spares > 0)
     interval = job.interval_s or best_interval(rates, saving, job.step_s)
-    outcome = run_many(trace, policy, _saving(saving, interval), job.step_s, spares)
+    save = SaveTimes(max(1, round(interval * 1e9)), round(stall * 1e9), round(saving.persist_s * 1e9))
+    outcome = run_many(trace, policy, save, job.step_s, spares)
     low, high = np.percentile(outcome.ettr, [5, 95])
     unplanned = np.array([cause.symptom != "planned" for cause in process.causes], bool)
     counts = outcome.interruptions
@@ -240,12 +241,6 @@ def best_interval(rates: Rates, saving: Checkpoint, step_s: float) -> float:
     if rates.reading_per_s <= 0:
         return longest
     return ettr.best_interval_s(rates.reading_per_s, rates.reading_down_s, saving.stall_s, least, longest)
-
-
-def _saving(checkpoint: Checkpoint, interval_s: float) -> SaveTimes:
-    return SaveTimes(
-        max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), round(checkpoint.persist_s * 1e9)
-    )
 
 
 def _scale_curve(job: SurviveQuestion, name: str, *, spare: bool) -> list[tuple[int, float]]:

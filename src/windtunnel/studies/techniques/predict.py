@@ -191,9 +191,7 @@ def _task_level(work: _Work, technique: Technique, parameters: Any, last: Result
         priced = price_offload(step, last, parameters)
         work.factor, work.on_device = priced.with_s / priced.without_s, priced.on_device
         work.parameters[technique.name], work.details[technique.name] = dict(priced.parameters), dict(priced.details)
-        work.notes += priced.notes
-        if priced.before is not None and priced.after is not None:
-            work.pictures = (priced.before, priced.after)
+        work.pictures = (priced.before, priced.after)
     elif technique.name == "collective_partitioning":
         work.flat, chosen = partitioning.rewrite(step, parameters)
         work.partitioned = parameters
@@ -206,7 +204,7 @@ def _task_level(work: _Work, technique: Technique, parameters: Any, last: Result
     elif technique.name == "sparse_gradients":
         _needs_replicas(step, technique.name)
         work.flat = sparse.rewrite(step, parameters)
-        work.parameters[technique.name] = sparse.parameters_dict(parameters)
+        work.parameters[technique.name] = {key: value for key, value in asdict(parameters).items() if value is not None}
         work.details[technique.name] = {
             "reduced_bytes_without": _bytes(step), "reduced_bytes_with": _bytes(work.flat),
             "break_even_ratio": sparse.break_even_ratio(step, parameters),
@@ -229,7 +227,7 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
     for p in wanted:
         steps[p] = step
         if p > 1:  # lowered anew, and partitioned anew where the step was
-            steps[p] = replace_ep(work, ep // p)
+            steps[p] = _packed(work, ep // p).lowered()
             if work.partitioned is not None:
                 steps[p], partitions[p] = partitioning.rewrite(steps[p], work.partitioned)
     candidates: list[tuple[float, FlatStep, int, int]] = []
@@ -253,11 +251,6 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
     if parameters.packing is None:
         details["packing_by_rule"] = lina.packing_by_rule(steps)
     work.details["prioritised_all_to_all"] = details
-
-
-def replace_ep(work: _Work, ep: int) -> FlatStep:
-    """The flat step at another expert-parallel degree."""
-    return _packed(work, ep).lowered()
 
 
 def _packed(work: _Work, ep: int) -> _Work:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from windtunnel.studies.techniques.flat import Lane, Task, Timeline
 
@@ -33,13 +33,7 @@ class TechniquePrice:
     without_s: float
     with_s: float
     parameters: Mapping[str, object]  # all of them, those that were left open as they were chosen
-    details: Mapping[str, float] = field(default_factory=dict)
-    on_device: MemoryShares | None = None  # where the technique changes the memory
-    notes: tuple[str, ...] = ()
-    before: TimelinePicture | None = None
-    after: TimelinePicture | None = None
-
-    @property
-    def gain(self) -> float:
-        """Time without over time with."""
-        return self.without_s / self.with_s
+    details: Mapping[str, float]
+    on_device: MemoryShares
+    before: TimelinePicture
+    after: TimelinePicture

@@ -31,7 +31,7 @@ def _all_reduces():
     ):
         whole = x.clone()
         dist.all_reduce(whole)
-        all_reduce = partitioning.all_reduce_by_primitive(x)
+        all_reduce = partitioning.all_reduce_by_group(x)
         two = partitioning.all_reduce_by_group(x, inside, across)
         same = [torch.empty_like(two) for _ in range(world)]
         dist.all_gather(same, two)

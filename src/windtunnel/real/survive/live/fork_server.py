@@ -1,16 +1,11 @@
 """Processes of a job without importing PyTorch for each: one process has imported it, and the others are its forks.
 
-Starting Python, PyTorch and what an optimizer imports takes seconds of CPU. A replacement for which no standby is
-warm waits for just that, and so does the start of a job, once for each rank. So one process imports all of it, once,
-and does nothing else: no computation (no pool of threads of OpenMP's or PyTorch's is up), no group, no thread of
-Python, no CUDA context, so that a fork of it is as good as a fresh process. A fork runs the script as `__main__`, from
-its own folder, with random numbers of its own, and ends as Python ends.
-
-A fork is the launcher's child, not the server's: its parent in between ends at once, and the launcher adopts it. So
-the launcher sees how it ended, it dies with the launcher, and it lives on when the server dies; then another server
-is started. A request is a message on a socket: variables for the environment, and the descriptor of a pipe. The fork
-writes its pid into the pipe once it is on its own. A pipe that ends without one says that there is no such process,
-whoever died at whatever moment.
+It does nothing else: no computation (no pool of threads is up), no group, no thread of Python, no CUDA context, so
+that a fork of it is as good as a fresh process. A fork is the launcher's child, not the server's: its parent in
+between ends at once, and the launcher adopts it. So the launcher sees how it ended, it dies with the launcher, and it
+lives on when the server dies; then another server is started. A request is a message on a socket: variables for the
+environment, and the descriptor of a pipe, into which the fork writes its pid. A pipe that ends without one says that
+there is no such process.
 
 Forks of a process that has not touched CUDA may use it; that path has not yet run on a GPU.
 """

@@ -2,15 +2,10 @@
 
 A step is committed only when every bucket of its gradients is reduced, so it counts for all or is done again with the
 same data: `loss(step, rank, world)` has to take its data from these numbers, and random numbers are seeded by them.
-After a death the members of the next view compare how far they are (survivors differ by one step at most), and the
-furthest hands its state to those that are behind and to joiners. A joiner takes the very rank of the dead process, so
-sums are formed in the same order and losses are the same bits as without the death.
-
-With a folder for checkpoints rank 0 saves in two stages (`survive/checkpoint.py`): a copy between two steps, a write
-behind the next ones. Replicas are alike, so one of them saves all. Where nobody has state, at the start or when all
-were lost, rank 0 reads the newest complete checkpoint and hands it to the others like any state.
-
-Without a launcher (`python train.py`) the same loop runs alone.
+After a death the members of the next view compare how far they are, and the furthest hands its state to those that
+are behind and to joiners. A joiner takes the very rank of the dead process, so sums are formed in the same order.
+Replicas are alike, so rank 0 alone saves and reads checkpoints. Without a launcher (`python train.py`) the same loop
+runs alone.
 """
 
 from __future__ import annotations

@@ -1,22 +1,9 @@
 """`standby`: a step of the user's loop that is done again when a rank dies, and a place for whoever replaces it.
 
-    from windtunnel.survive import standby
-
-    step = standby(step, model, optimizer, scaler=scaler, scheduler=scheduler, ema=ema)
-    for batch in loader:
-        loss = step(batch)
-
 A call counts once every rank has done it: then all have met, told each other digests of their state, and given what no
 replica holds to a neighbour. When a rank dies, the others put back what they had at the start of the call, another
-process takes that very rank, and all do the call again. The replacement runs the script from its first line: its first
-two calls are done alone and thrown away (they build what PyTorch builds lazily), further ones give back what the calls
-of old gave, up to the one that is to be done again. Where it stands after the call before it takes the state that is
-its own (random numbers, shards) from a neighbour, and from a replica what replicas share.
-
-So whatever changes state within a step must be named to `standby`; what the loop does between calls is done by the
-replacement too, and what it communicates there is carried (`between.py`). A death before two calls are done, or one
-that takes the only two copies of a shard, starts the job anew, as a relaunch would; so does one after an answer between
-calls that was too large for the tape.
+process takes that very rank, and all do the call again. docs/resilience.md says what a replacement does until then, and
+when the job starts anew instead.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def find_silent(views: Sequence[RankView], now_s: float, patience_s: float) -> l
     by_rank = {view.rank: view for view in views}
     if not views or all(view.ended for view in views):
         return []
-    if now_s - max(_last_move(view) for view in views) < patience_s:
+    if now_s - max(float(view.events[:, 3:5].max(initial=0.0)) for view in views) < patience_s:  # somebody moved
         return []
     stopped = {view.rank for view in views if not view.ended and now_s - view.beat_s > BEAT_GONE_S}
     inside = {view.rank: place for view in views if (place := _inside(view)) is not None}
@@ -122,10 +122,6 @@ def find_silent(views: Sequence[RankView], now_s: float, patience_s: float) -> l
         Culprit(rank, "silent", "order of calls", 0.0, f"ranks wait for each other in a circle: {text}")
         for rank in sorted(inside)
     ]
-
-
-def _last_move(view: RankView) -> float:
-    return float(view.events[:, 3:5].max(initial=0.0))
 
 
 def _inside(view: RankView) -> tuple[str, int] | None:

@@ -1,12 +1,4 @@
-"""Centauri-style partitioned collectives: pricing in `price`, the real ones in `partitioned`.
-
-from windtunnel.real.techniques import collective_partitioning as partitioning
-
-summed = partitioning.all_reduce_by_group(gradient, inside, across)
-y = partitioning.gather_then_matmul(shard, weight, group, pieces=4)
-z = partitioning.matmul_then_scatter(x, weight, group, pieces=4)
-partitioning.apply(ddp, group=True)
-"""
+"""Centauri-style partitioned collectives: the real ones in `partitioned`, DistributedDataParallel's in `ddp_hook`."""
 
 from __future__ import annotations
 
@@ -18,7 +10,6 @@ if TYPE_CHECKING:
     from windtunnel.real.techniques.collective_partitioning.ddp_hook import PartitionState, apply, partitioned_hook
     from windtunnel.real.techniques.collective_partitioning.partitioned import (
         all_reduce_by_group,
-        all_reduce_by_primitive,
         gather_then_matmul,
         matmul_then_scatter,
         two_levels,
@@ -27,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "PartitionState",
     "all_reduce_by_group",
-    "all_reduce_by_primitive",
     "apply",
     "gather_then_matmul",
     "matmul_then_scatter",

@@ -52,15 +52,10 @@ def _padded(x: torch.Tensor, parts: int) -> torch.Tensor:
     return torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % parts))
 
 
-def all_reduce_by_primitive(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The sum of `x` over the group, as a reduce-scatter and an all-gather."""
-    return all_reduce_by_group(x, group, None)
-
-
-def all_reduce_by_group(x: torch.Tensor, inside: object, across: object) -> torch.Tensor:
+def all_reduce_by_group(x: torch.Tensor, inside: object = None, across: object = None) -> torch.Tensor:
     """The sum over all ranks: 2 (n - 1) / n b on the links inside a node, 2 (m - 1) / m b / n on those across.
 
-    `across`: None where `inside` has all ranks.
+    `across`: None where `inside` has all ranks: by primitive, a reduce-scatter and an all-gather.
     """
     size = dist.get_world_size(inside)
     flat = _padded(x, size)

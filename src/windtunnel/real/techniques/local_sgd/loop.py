@@ -1,17 +1,7 @@
 """Local SGD in PyTorch: K local steps, then one all-reduce averages the weights; the rate is eta0 phi(r) psi(k).
 
-    local = apply(model, optimizer, local_steps=20)      # and the loop as it is; or by hand:
-
-    rates = LearningRate(optimizer, LocalPlan(local_steps=20, rounds="exponential", steps="exponential"))
-    local = LocalSGD(model, rates)
-    for batch in batches:
-        loss(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        local.after_step()
-
-The weights travel as one flat buffer a round, so traffic is that of one gradient every K steps. A policy for learning
-rates only: what it brings is a matter of the data (docs/techniques/local_sgd.md says what was found).
+The weights travel as one flat buffer a round. By hand: `LocalSGD(model, LearningRate(optimizer, LocalPlan(...)))` and
+`after_step()` behind each optimizer step.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """Communicators made family by family, each by its members alone (MegaScale, NSDI 2024, section 3.5).
 
-`torch.distributed.new_group` is a collective of *all* ranks that ends with a barrier of all: a job of n ranks with O(n)
-groups makes O(n) barriers of n ranks, O(n^2) arrivals. The groups of a layout come in families (tensor, pipeline, data
-parallel ...) that each hold every rank once. If all ranks go through the families in one order and make of each the
-group that they are in, a barrier of its members is enough: n arrivals a family, O(n) in all.
-
-    arrivals(all) = groups x n          arrivals(by family) = families x n
-
-One order matters: two ranks that make two common groups in different orders wait for each other for ever. And it has
-to be families: PyTorch (2.13, `_hash_ranks_to_str`) names a group that its members make alone by its ranks *and by how
-many groups the rank has made so far*, so members that have made different numbers never meet.
+`torch.distributed.new_group` ends with a barrier of *all* ranks, so n ranks with O(n) groups make O(n^2) arrivals.
+The groups of a layout come in families (tensor, pipeline, data parallel ...) that each hold every rank once: a
+barrier of a group's members is enough, O(n) in all, if all ranks go through the families in one order. It has to be
+families: PyTorch (2.13, `_hash_ranks_to_str`) names a group that its members make alone by its ranks *and by how many
+groups the rank has made so far*, so members that have made different numbers never meet.
 """
 
 from __future__ import annotations

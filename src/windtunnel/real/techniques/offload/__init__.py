@@ -1,16 +1,5 @@
 """A working window of layers on the device: pricing in `window` and `price`, the real twins in `hosted` (and `sharded`)
-and `windowed`.
-
-from windtunnel.real.techniques import offload
-
-model = offload.apply(model, window=2)    # in the user's own loop; DistributedDataParallel(model) afterwards
-
-windowed = offload.apply(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-3), window="auto",
-                         device_memory="8 GiB")
-loss(model(batch)).backward()
-windowed.step()
-
-With `process_group=dist.group.WORLD` the ranks' gradients are averaged, in place of DistributedDataParallel.
+and `windowed`; docs/techniques/offload.md shows how they are called.
 """
 
 from __future__ import annotations

@@ -56,10 +56,8 @@ class HostedLayer:
         for on_host, parameter in zip(self.host, self.parameters, strict=True):
             on_host.requires_grad_(parameter.requires_grad)
         self.stream = torch.cuda.Stream() if self.on_gpu else None
-        self.bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
-        self.gradient_bytes = sum(
-            parameter.numel() * parameter.element_size() for parameter in self.parameters if parameter.requires_grad
-        )
+        self.bytes = sum(parameter.nbytes for parameter in self.parameters)
+        self.gradient_bytes = sum(parameter.nbytes for parameter in self.parameters if parameter.requires_grad)
         self.here = True
         arena.take(self.bytes)
 
@@ -81,7 +79,7 @@ class HostedLayer:
         def copy() -> None:
             with torch.no_grad():
                 for on_host, parameter in zip(self.host, self.parameters, strict=True):
-                    parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+                    parameter.untyped_storage().resize_(parameter.nbytes)
                     with torch.autograd._unsafe_preserve_version_counter(parameter):
                         parameter.copy_(on_host.detach(), non_blocking=self.on_gpu)
 
@@ -107,22 +105,16 @@ class HostedLayer:
         self._on_stream(copy, self.up, self.gradient_bytes)
 
     def _on_stream(self, copy: Callable[[], None], link: Link, size: int) -> None:
-        if self.stream is None:
+        with torch.cuda.stream(self.stream):  # does nothing for None
             link.carry(copy, size)
-            return
-        with torch.cuda.stream(self.stream):
-            link.carry(copy, size)
-        self.stream.synchronize()
+        if self.stream is not None:
+            self.stream.synchronize()
 
 
 def device_bytes_of(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of an optimizer's tensors."""
-    return sum(
-        value.numel() * value.element_size()
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 def tensors_in(out: object) -> list[torch.Tensor]:

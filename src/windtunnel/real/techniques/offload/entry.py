@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.typed import check
-from windtunnel.real.techniques.offload.hosted import host
+from windtunnel.real.techniques.offload.hosted import WINDOWS, host
 from windtunnel.real.techniques.offload.sharded import host_shards
 from windtunnel.real.techniques.offload.windowed import AWAY, LayerWindow, MakeOptimizer, owned
 from windtunnel.units import parse_bytes
@@ -101,7 +101,7 @@ def apply(
         raise SpecError(
             "optimizer", None, "process_group and updaters are of layers that are updated in the backward pass"
         )
-    if any(layer in AWAY for layer in all_layers):
+    if model in WINDOWS or any(layer in AWAY for layer in all_layers):
         raise SpecError("model", type(model).__name__, "it has a window already: close() that one first")
     if updaters < 1:
         raise SpecError("updaters", updaters, "give 1 or more")
@@ -129,8 +129,8 @@ def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -
     has been asked for, and two layers' gradients, one being made and one being copied out.
     """
     own = owned(model, layers)
-    sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
-    rest: int = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
+    sizes = [sum(p.nbytes for p in group) for group in own]
+    rest: int = sum(p.nbytes for p in model.parameters()) - sum(sizes)
     away = len(layers) - window
     stays: int = (2 + MOMENTS) * (rest + sum(sizes[away:]))
     largest_first = sorted(sizes[:away], reverse=True)
@@ -148,8 +148,5 @@ def chosen_window(model: nn.Module, layers: Sequence[nn.Module], budget: int) ->
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
-    lists: list[torch.nn.Module] = [
-        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)
-    ]
-    longest = max(lists, key=lambda module: len(module)) if lists else []
-    return list(longest)
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    return max(lists, key=len, default=[])

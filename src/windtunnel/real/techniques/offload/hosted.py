@@ -3,17 +3,10 @@
     before forward i    copies of i are there; those of i + w are asked for     after   they go
     before backward i   they are there again                                    after   they go; i - w - 1 is asked for
 
-The model's parameters are ordinary ones of the host, and stay what `model.parameters()` gives: so optimizer, gradient
-clipping, GradScaler, averages, `state_dict`, LoRA and DistributedDataParallel (made of the model afterwards) are the
-user's own. Only while a layer computes, copies stand in its place. A copy is made by an autograd function whose
-backward carries the gradient to the host, where autograd adds it up as always: the same bits as without.
-
-What is in no layer, or in several, comes with the forward pass and goes after the backward pass. Storages are emptied
-in place, since what autograd saved (views such as `weight.t()`) still points at them, and are filled again through
-tensors that autograd does not know.
-
-Under `torch.utils.checkpoint` around a layer its copies of the first pass and of the second are there at once.
-Not yet run on a GPU, where host memory is pinned and copies have a stream of their own.
+While a layer computes, copies stand in the place of its parameters: made by an autograd function whose backward
+carries the gradient to the host, where autograd adds it up as always. What is in no layer, or in several, comes with
+the forward pass and goes after the backward pass. Storages are emptied in place, since what autograd saved (views
+such as `weight.t()`) still points at them, and are filled again through tensors that autograd does not know.
 """
 
 from __future__ import annotations
@@ -91,7 +84,7 @@ class _CopyToDevice(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """To the host."""
-        arena, size = ctx.copies.unit.window.arena, gradient.numel() * gradient.element_size()
+        arena, size = ctx.copies.unit.window.arena, gradient.nbytes
         arena.take(size)
         out = gradient.to(ctx.host)
         arena.take(-size)
@@ -113,7 +106,7 @@ class _Unit:
     _again: list[_Copies] = field(default_factory=list)  # of those within a backward pass
 
     def __post_init__(self) -> None:
-        self.bytes = sum(p.numel() * p.element_size() for p in self.parameters)
+        self.bytes = sum(p.nbytes for p in self.parameters)
 
     def waiting_passes(self) -> list[_Copies]:
         """Of forward passes that have not come back, newest last; those of one that failed went with its graph."""
@@ -150,7 +143,7 @@ class _Unit:
         def copy() -> None:
             with torch.no_grad():
                 for number, (parameter, storage) in enumerate(zip(self.parameters, storages, strict=True)):
-                    storage.resize_(parameter.numel() * parameter.element_size())
+                    storage.resize_(parameter.nbytes)
                     self.tensor(number, storage).copy_(parameter.detach(), non_blocking=True)
 
         stream = self.window.stream
@@ -297,10 +290,10 @@ def _in_backward() -> bool:
 
 def predicted_bytes(model: nn.Module, own: Sequence[Sequence[nn.Parameter]], window: int) -> int:
     """The arena's peak: what is in no layer, w + 1 layers, and the largest gradient on its way."""
-    sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
-    rest = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
+    sizes = [sum(p.nbytes for p in group) for group in own]
+    rest = sum(p.nbytes for p in model.parameters()) - sum(sizes)
     layers = max(sum(sizes[at : at + window + 1]) for at in range(len(sizes)))
-    gradient = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+    gradient = max((p.nbytes for p in model.parameters() if p.requires_grad), default=0)
     return int(rest + layers + gradient)
 
 
@@ -309,8 +302,6 @@ def host(
     budget: int | None, device: torch.device, link_bytes_per_s: float | None,
 ) -> nn.Module:  # fmt: skip
     """Put a window into the model. `window`: layers asked for ahead; "auto": as many as the budget holds, else one."""
-    if model in WINDOWS:
-        raise SpecError("model", type(model).__name__, "it has a window already")
     if window == "auto":
         fitting = [w for w in range(1, len(layers)) if budget is None or predicted_bytes(model, own, w) <= budget]
         if not fitting:

@@ -6,15 +6,9 @@ The last w layers, and all that is no layer, stay on the device. The others live
     before backward i   wait until i is here; ask for i - w          after backward i    gradients to the host, where
                                                                      *this layer* is updated in a worker; i goes
 
-A fetch waits for the update of its layer. So each layer sees the same parameters, gradients and optimizer steps as
-with everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the
-device.
-
-Several ranks train one model with `process_group`: parameters are rank 0's at first, and each layer's gradients are
-averaged on the device behind its backward pass, as DistributedDataParallel would in that order. That takes the place of
-DistributedDataParallel and `fully_shard`, which read parameters where there are none.
-
-Not yet run on a GPU.
+A fetch waits for the update of its layer, so all is bit-equal. A parameter that several layers share, or a layer and
+the rest, stays on the device. With `process_group` each layer's gradients are averaged on the device behind its
+backward pass.
 """
 
 from __future__ import annotations
@@ -71,7 +65,7 @@ class LayerWindow:
         ]
         hosted = {id(parameter) for layer in self.hosted for parameter in layer.parameters}
         self.rest = [p for p in model.parameters() if id(p) not in hosted and p.requires_grad]
-        self.arena.take(sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in hosted))
+        self.arena.take(sum(p.nbytes for p in model.parameters() if id(p) not in hosted))
         taught = [[p for p in layer.host if p.requires_grad] for layer in self.hosted]
         self.optimizers = [optimizer(each) if each else None for each in taught]  # a frozen layer has none
         self.rest_optimizer = optimizer(list(self.rest)) if self.rest else None
@@ -231,7 +225,7 @@ class LayerWindow:
         if self.rest_optimizer is not None:
             if self.group is not None:
                 _average([p.grad for p in self.rest], self.group)
-            gradients = sum(p.grad.numel() * p.grad.element_size() for p in self.rest if p.grad is not None)
+            gradients = sum(p.grad.nbytes for p in self.rest if p.grad is not None)
             self.arena.take(gradients)
             self.rest_optimizer.step()
             state = device_bytes_of(self.rest_optimizer)

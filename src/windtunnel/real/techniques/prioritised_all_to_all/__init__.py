@@ -1,14 +1,4 @@
-"""Lina: the real communicator in `communicator`, experts that move in `packed_experts`; priced in `studies.techniques`.
-
-from windtunnel.real.techniques import prioritised_all_to_all
-
-lane = prioritised_all_to_all.apply(ddp)     # the script's own all-to-alls and reductions, until lane.close()
-
-with prioritised_all_to_all.Communicator() as lane:
-    done = lane.all_to_all(received, sent)
-    reduced = lane.all_reduce(gradient)
-    done.wait()
-"""
+"""Lina: the communicator in `communicator`, experts that move in `packed_experts`; priced in `studies.techniques`."""
 
 from __future__ import annotations
 

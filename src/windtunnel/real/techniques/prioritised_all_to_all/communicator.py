@@ -1,15 +1,9 @@
 """One communication thread per rank: an all-to-all goes before pieces of gradients' all-reduce.
 
-Collectives must be issued in the same order on all ranks, or they deadlock. Two ways to agree:
-
-    static    an order given beforehand, as the simulator emits it ("a" all-to-all, "r" a piece of an all-reduce): no
-              talk between ranks, right as long as the prediction of the gaps is. What it does not list goes last
-    leader    rank 0 decides each slot (an all-to-all if one waits there, else one piece) and tells the others in a
-              broadcast of one number: right whatever happens, and costs the broadcast
-    adaptive  static while all-to-alls wait no longer than predicted, the leader's way from then on (rank 0 decides)
-
-A collective that has begun is not taken off: two pieces' size bounds how long an all-to-all waits. What a collective
-raises (a rank that died, a timeout) is raised by `wait` of every operation that is left, and by `close`.
+Collectives must be issued in the same order on all ranks, or they deadlock: in an order given beforehand (`static`;
+what it does not list goes last), as rank 0 decides in a broadcast for each slot (`leader`), or the first until
+all-to-alls wait longer than predicted (`adaptive`). What has begun is not taken off: two pieces' size bounds how long
+an all-to-all waits. What a collective raises is raised by `wait` of every operation that is left, and by `close`.
 """
 
 from __future__ import annotations

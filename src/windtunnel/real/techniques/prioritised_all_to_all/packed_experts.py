@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.errors import SpecError
+from windtunnel.real.techniques.collective_partitioning.partitioned import two_levels
 
 Expert = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (tokens, weight) -> tokens
 
@@ -53,13 +54,10 @@ class PackedExperts:
         self.world, self.rank, self.expert = dist.get_world_size(), dist.get_rank(), expert
         if packing < 1 or self.world % packing or packing & (packing - 1):
             raise SpecError("packing", packing, f"give a power of two that divides the {self.world} ranks")
-        self._groups: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._groups: dict[int, tuple[object, object]] = {}  # those that exchange tokens, and those with its experts
         p = 1
         while p <= self.world and self.world % p == 0:
-            size = self.world // p
-            blocks = [dist.new_group(list(range(b * size, (b + 1) * size))) for b in range(p)]
-            copies = [dist.new_group(list(range(place, self.world, size))) for place in range(size)]
-            self._groups[p] = blocks[self.rank // size], copies[self.rank % size]
+            self._groups[p] = two_levels(self.world // p)
             p *= 2
         self.packing, self.bytes_left = 1, 0
         self.weights: dict[int, torch.Tensor] = {self.rank: home.detach().clone().requires_grad_()}

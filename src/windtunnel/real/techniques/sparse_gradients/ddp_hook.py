@@ -2,13 +2,8 @@
 
 Each parameter's gradient is cut into chunks, padded, so that none straddles two tensors. A rank adds what it kept back
 before (its residual) and takes each chunk's mean magnitude; the ranks all-reduce those, so that all choose the same
-chunks; these are all-reduced, packed. What is not sent stays as residual: sent + residual = all gradients so far.
-
-    topk        the share `ratio` of a bucket's chunks with the largest magnitude
-    threshold   every chunk above tau, fixed or steered: log tau += 0.5 (density - ratio), the same on every rank
-    momentum    momentum correction (DGC): the velocity is accumulated and not the gradient, and forgotten where it was
-                sent. The optimizer outside then has no momentum of its own
-    warmup      that many steps are sent whole
+chunks; these are all-reduced, packed. With momentum correction (DGC) the velocity is accumulated and not the gradient,
+and forgotten where it was sent; the optimizer outside then has no momentum of its own.
 
 Residuals belong to parameters, not to buckets, which DDP builds anew after its first step.
 """

@@ -87,14 +87,10 @@ def detection(cause: Cause, times: RecoveryTimes) -> float:
     return seconds.get(cause.symptom, 0.0)
 
 
-def localisation(cause: Cause, times: RecoveryTimes) -> float:
-    """Seconds until it is known which machine; an explicit fault names it."""
-    return {"hang": times.localise_hang, "silent": times.localise_silent}.get(cause.symptom, 0.0)
-
-
 def noticed(cause: Cause, times: RecoveryTimes) -> Phases:
     """The part that no policy is spared: until somebody knows, and knows where."""
-    return Phases(detect=detection(cause, times), localise=localisation(cause, times))
+    localise = {"hang": times.localise_hang, "silent": times.localise_silent}.get(cause.symptom, 0.0)
+    return Phases(detect=detection(cause, times), localise=localise)  # an explicit fault names its machine
 
 
 def full_restart(cause: Cause, times: RecoveryTimes) -> Reaction:

@@ -1,13 +1,11 @@
 """TrainMover (OSDI 2026): a failed machine is replaced by a warm standby, the layout stays.
 
-The standby is warm because it ran a *shadow iteration* alone, collectives answered from a tape. Its groups are built
-in two phases: what needs no traffic to stop while training goes on, and at a step boundary only the connections from
-and to the leaver. Its state comes from a replica of the same stage, or from the neighbour that keeps a copy.
-
     with a standby     detect + localise + delta groups + state from a peer; at most the step under way is lost
     without            the same after scheduling a machine and warming it up
     planned            delta groups + state
     software           processes are gone, machines are not: restart without scheduling
+
+What makes a standby warm, and how its groups are built: docs/resilience.md.
 """
 
 from __future__ import annotations

@@ -218,10 +218,8 @@ class _Machine:
         return arrival.state / self.rules.link_bytes_per_s + self.rules.round_trip_s
 
     def _look(self) -> None:
-        rules, warm = (
-            self.rules,
-            [n for n, replica in self.running.items() if replica.warm_s <= self.now and replica.open],
-        )
+        rules = self.rules
+        warm = [n for n, replica in self.running.items() if replica.warm_s <= self.now and replica.open]
         if self.policy == "fixed":
             return
         waiting = [self.arrivals[n] for n in self.waiting]

@@ -47,9 +47,10 @@ class Scaled(Answer):
 
 def answer(question: ServeScale) -> Scaled:
     """Serve the sessions under each policy. Raises UserError."""
+    by_name: dict[str, Policy] = {policy: policy for policy in POLICIES}
     names = [name.strip() for name in question.policy.split(",") if name.strip()]
     for name in names:
-        if name not in POLICIES:
+        if name not in by_name:
             raise UnknownNameError("policy of scaling", name, POLICIES)
     load = workload_of(question.requests, question.load, question.seed)
     if load.turns is not None:
@@ -76,12 +77,8 @@ def answer(question: ServeScale) -> Scaled:
     refused = sum(arrival.load > rules.room.load for arrival in arrivals)
     notes = (f"{refused} sessions alone are longer than --tpot: each has a replica of its own",) if refused else ()
     spec = {"model": engine.model.name, "sessions": len(arrivals), "tpot_s": question.tpot, "most_replicas": rules.most}
-    results = {name: figures(replay(arrivals, rules, _policy(name)), arrivals, question.tpot) for name in names}
+    results = {name: figures(replay(arrivals, rules, by_name[name]), arrivals, question.tpot) for name in names}
     return Scaled(spec, results, sources_of(engine), (*load.notes, *assumed(question.engine, engine.model), *notes))
-
-
-def _policy(name: str) -> Policy:
-    return next(policy for policy in POLICIES if policy == name)
 
 
 def sessions_of(engine: Engine, load: Workload) -> tuple[float, list[Arrival]]:

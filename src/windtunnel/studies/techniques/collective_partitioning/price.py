@@ -1,13 +1,7 @@
 """Centauri-style partitioning (ASPLOS 2024, abstract; formulation ours): collectives cut, and scheduled in tiers.
 
-    group       all-reduce over n_i ranks of a node x n_x nodes = reduce-scatter inside (b), all-reduce across
-                (b / n_i), all-gather inside (b); inside and across are different links, so neighbouring buckets overlap
-    workload    a collective and the compute tied to it in k pieces: T(k) = k alpha + b / B, and a launch per piece
-    operation   for tensor parallelism the plan's `overlap_tp`: chunks beside the GEMM that makes or takes them
-    layer       weight gradients have no successor in the backward pass: they fill gaps that collectives leave
-    model       reductions, gathers and sends by deadline: the plan's overlaps
-
-The identity is in the space, and what is chosen is what is shortest when played, so a step never gets longer.
+Inside and across nodes are different links, so by group neighbouring buckets overlap. The identity is in the space, and
+what is chosen is what is shortest when played, so a step never gets longer. docs/techniques has the tiers.
 """
 
 from __future__ import annotations

@@ -1,20 +1,7 @@
 """A working window of layers on the device, the rest in host memory (STRONGHOLD, SC 2022): timeline and window.
 
-Mechanism. Of L layers the last w stay on the device with their optimizer state. The others live in host memory. While
-layer i runs forward, layer i + w is copied in; a layer that has run is dropped (the host's copy is current). In the
-backward pass layers are fetched in reverse, and when a layer's gradients are complete they are copied out and *this
-layer alone* is updated on the host, beside the rest of the backward. The next step fetches a layer after its update.
-
-Per layer: f, b compute; h = bytes / host-to-device; q = gradient bytes / device-to-host; u = traffic of the update /
-memory bandwidth of the host's threads. All is hidden iff h <= f, max(h, q, u) <= b. If u is above b, no window hides
-it and with all other copies hidden a step takes about
-
-    T(w) = L f + w b + (L - w) u + what embedding and head take
-
-so that a larger window only keeps more layers out of it. The timeline here has the copies too, as tasks on five lanes,
-and two steps in a row, so that updates that last into the next step count.
-
-Source: mechanism from the artifact's code (github strongh2/sc22-ae f184275); formula and its parts are ours.
+docs/techniques/offload.md has mechanism and formula. The timeline here has the copies too, as tasks on five lanes, and
+two steps in a row, so that updates that last into the next step count.
 """
 
 from __future__ import annotations

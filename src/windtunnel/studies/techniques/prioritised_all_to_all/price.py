@@ -1,17 +1,8 @@
 """Lina (ATC 2023, arXiv 2210.17223): all-to-all before all-reduce in micro-operations, pipelined with packed experts.
 
-Without it the backward pass' all-to-all, which the next kernel waits for, shares the link with gradients' all-reduce,
-which nobody waits for until the step ends: each gets half while both last. With it
-
-    priority    a gradient's piece begins only while no all-to-all runs; it is not taken off once begun, so an
-                all-to-all waits for at most one micro-operation: its bytes / b + latency
-    micro-ops   gradients are cut into pieces of `micro_op` bytes: (pieces - 1) latencies more in all
-    pipeline    dispatch, experts and combine in pieces, each piece's compute beside the next one's transfer
-    packing     from one expert a device double p until the experts' compute on one micro-operation takes as long as
-                its all-to-all. E / p ranks then exchange tokens, and each expert has p copies whose gradients are
-                reduced. The share of an all-to-all that leaves a rank falls from (E - 1) / E to (E / p - 1) / (E / p)
-
-The rewrite is of one rank's tasks (`flat`); packing changes the plan and lowers it again.
+The rewrite is of one rank's tasks (`flat`); packing changes the plan and lowers it again. By Lina's own rule it
+doubles p until the experts' compute on one micro-operation takes as long as its all-to-all. docs/techniques has the
+rest.
 
 Placement for inference: the path of a token over the last layers tells about the next expert; n_e = N P(e) devices for
 expert e, the small ones packed first fit decreasing, at most `most` on a device.

@@ -1,21 +1,16 @@
 """Threshold and sparse gradients: what is sent, what choosing costs, and where it breaks even.
 
-Mechanism (GradientFlow, arXiv 1902.06855: coarse-grained sparse communication; DGC, arXiv 1712.01887: error feedback,
-momentum correction, warm-up). The gradient is cut into chunks of c elements; the ranks all-reduce the chunks' L1 norms,
-so all choose the same ones, and all-reduce those, packed. What is not sent is kept and added next time.
-
     coarse (c > 1)   all-reduce of rho b bytes, + all-reduce of b 4 / (c w) bytes of norms      w: bytes per element
     single (c = 1)   each rank has its own indices: all-gather of N rho b (1 + 4 / w) bytes
     choosing         six times the gradient's bytes through device memory, on the compute stream
 
-Break-even of coarse: b (1 - rho - 4 / (c w)) / B > choosing + latency of the norms; of single: rho < 2 / (N (1 + 4/w))
-about, which for many ranks is a ratio that only very redundant gradients bear. Convergence is not priced.
+Mechanism and sources: docs/techniques/sparse_gradients.md. Convergence is not priced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from windtunnel.errors import LayoutError
 from windtunnel.physics.cost.price import nanoseconds
@@ -91,8 +86,3 @@ def break_even_ratio(step: FlatStep, parameters: SparsePlan) -> float:
     if low >= whole:
         return 0.0
     return min(1.0, (whole - low) / (high - low)) if high > low else 1.0
-
-
-def parameters_dict(parameters: SparsePlan) -> dict[str, object]:
-    """Parameters as they are told."""
-    return {name: value for name, value in asdict(parameters).items() if value is not None}
