@@ -372,7 +372,7 @@ def test_a_pass_of_transfers_takes_the_factors_of_its_network() -> None:
     )
     across = Pricer(laid_out(load_model("mixtral-8x7b"), "h100-sxm:64", ep=8, tp=8, etp=8, global_batch=64))
     far = across.layout.group("ep")
-    price, network = across.transfer(exchange)
+    price, network = across.links.transfer(exchange)
     assert network == "scale_out"
     by_hand = collective("all_to_all", 10**8, far, across.layout.cluster).seconds
     assert price.seconds == pytest.approx(by_hand * across.training.sustained.dispatch_across)
