@@ -53,7 +53,7 @@ def test_many_small_messages_cost_latency() -> None:
 
 def test_late_members_hold_up_a_tensor_parallel_layer_of_nanotron_beside_a_pipeline_across_nodes() -> None:
     def launch_s(cluster: str, framework: str = "nanotron", **plan: Any) -> float:
-        return Pricer(layout_of(cluster, framework=framework, **plan)).tp_launch_s
+        return Pricer(layout_of(cluster, framework=framework, **plan)).host.tp_launch_s
 
     alone = launch_s("h100-sxm:16", tp=8)
     late = [launch_s("h100-sxm:16", tp=tp, pp=2) - alone for tp in (1, 2, 4, 8)]
@@ -121,7 +121,7 @@ def test_gathers_from_neighbour_to_neighbour_use_one_link_of_a_mesh(
     layout = layout_of(cluster, **{"tp": 4, "overlap_tp": True} | changes)
     transfer = Transfer("all_gather", "tp", 2.0**26)
     alone = collective("all_gather", 2**26, layout.group("tp"), layout.cluster).seconds
-    assert Pricer(layout).transfer(transfer)[0].seconds == pytest.approx(times * alone)
+    assert Pricer(layout).links.transfer(transfer)[0].seconds == pytest.approx(times * alone)
 
 
 def test_every_generation_has_constants_and_an_unknown_one_is_an_error() -> None:
@@ -182,7 +182,7 @@ def test_replicas_of_experts_in_several_racks_get_a_part_of_the_nics_of_gb200_on
         layout = resolve(load_model("deepseek-v3"), parse_cluster(cluster), Plan(ep=32, global_batch=512, seq_len=4096))
         group, transfer = layout.group("edp"), Transfer("reduce_scatter", "edp", 1e9)
         plain = collective("reduce_scatter", 1e9, group, layout.cluster)
-        price, _ = Pricer(layout).transfer(transfer)
+        price, _ = Pricer(layout).links.transfer(transfer)
         rates[cluster] = plain.seconds / price.seconds, transfer.bytes_total * (1 - 1 / group.size) / price.seconds
     nics = 2 * parse_cluster("gb200:512").scale_out.bandwidth_bytes_per_s
     assert rates["gb200:512"][1] == pytest.approx(nics / 8)
@@ -217,7 +217,7 @@ def test_dispatch_never_beats_the_wire(cluster: str) -> None:
     layout = resolve(MIXTURE, hardware, Plan(ep=ep, global_batch=512, seq_len=4096))
     operations = (op for piece in pieces_of(layout) for block in piece.blocks for op in block.operations)
     exchange = next(op.before for op in operations if op.name == "dispatch")
-    price, tier = Pricer(layout).transfer(exchange)
+    price, tier = Pricer(layout).links.transfer(exchange)
     link = hardware.scale_up if tier == "scale_up" else hardware.scale_out
     leaving = exchange.bytes_total * (1 - 1 / ep)
     assert leaving / price.seconds < link.bandwidth_bytes_per_s
@@ -232,7 +232,7 @@ def test_deepep_across_nodes_is_as_fast_as_its_own_benchmark(ep: int, least: flo
     operations = (op for piece in pieces_of(layout) for block in piece.blocks for op in block.operations)
     exchange = next(op.before for op in operations if op.name == "dispatch")
     assert exchange is not None
-    price, _ = Pricer(layout).transfer(exchange)
+    price, _ = Pricer(layout).links.transfer(exchange)
     assert 0.9 * least < exchange.bytes_total / price.seconds / 1e9 < 1.1 * most
 
 
@@ -308,7 +308,7 @@ def test_a_price_that_a_fitted_factor_touched_is_fitted() -> None:
 
 def test_host_work_between_steps_grows_with_nodes_only() -> None:
     one, two = (Pricer(layout_of(f"h100-sxm:{n}")) for n in (8, 16))
-    assert one.step_s == 0.0 < two.step_s
+    assert one.host.step_s == 0.0 < two.host.step_s
 
 
 def test_a_cluster_of_racks_is_taken_in_equal_blocks() -> None:

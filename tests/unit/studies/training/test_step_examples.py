@@ -377,7 +377,7 @@ def test_a_pass_of_transfers_takes_the_factors_of_its_network() -> None:
     by_hand = collective("all_to_all", 10**8, far, across.layout.cluster).seconds
     assert price.seconds == pytest.approx(by_hand * across.training.sustained.dispatch_across)
     pipeline = Pricer(laid_out(pp=2, tp=8))
-    price, network = pipeline.hop(1e7, far=True)
+    price, network = pipeline.links.hop(1e7, far=True)
     by_hand = collective("send_recv", 10**7, pipeline.layout.group("pp far"), pipeline.layout.cluster).seconds
     assert network == "scale_out"
     assert price.seconds == pytest.approx(by_hand * pipeline.training.sustained.p2p)
