@@ -1,0 +1,41 @@
+"""Excerpts of real logs are read as a person reads them, or refused with the line that was not understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from windtunnel.errors import UserError
+from windtunnel.studies.measured_run import read_run, steady_of
+
+CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "blind_excerpts.yaml").read_text())
+
+
+def outcome_of(case: dict[str, Any], folder: Path) -> str:
+    """`right`, `refused` (with what was not understood), `silent` or `wrong`."""
+    path = folder / f"run.{case.get('kind', 'log')}"
+    path.write_text(case["text"])
+    try:
+        run = read_run([path])
+    except UserError:
+        return "refused"
+    for name, peaks in (("allocated", run.allocated_bytes), ("reserved", run.reserved_bytes)):
+        if peaks and max(peaks.values()) != pytest.approx(case.get(name), rel=1e-3):
+            return "wrong"
+    has_rate = any(step.samples_per_s or step.tokens_per_s or step.tokens_per_s_per_gpu for step in run.steps)
+    if has_rate and not any(step.seconds for step in run.steps):
+        rates = [step.samples_per_s or 0.0 for step in run.steps]
+        least, most = case.get("sps", (0.0, 0.0))
+        return "right" if all(least <= rate <= most for rate in rates) else "wrong"
+    try:
+        seconds = steady_of(run.with_seconds(1.0, 1, 1)).seconds
+    except UserError:
+        if "s" not in case:
+            named = set(case) >= {"allocated"} and not run.allocated_bytes
+            return "silent" if named else "right"
+        return "refused" if run.not_understood else "silent"
+    least, most = case.get("s", (0.0, 0.0))
+    return "right" if least <= seconds <= most else "wrong"
