@@ -150,11 +150,11 @@ FORMATS = (
     ),
     _format(
         "mmengine",
-        r"(?:(?:Iter|Epoch)\(train\)|Epoch \[\d+\]\[\d+/\d+\]\s+lr:) .*\btime: ",
-        number=r"\[ *#/\d+\]",
-        seconds=r"(?<!_)\btime: *#",
-        data_loader=r"data_time: *#",
-        reserved_bytes=(r"\bmemory: *#", MIB),
+        r"(?:(?:Iter|Epoch)\(train\)|Epoch \[\d+\]\[\d+/\d+\]\s+lr:|\"mode\": \"train\",) .*\btime\"?: ",
+        number=r"(?:\[ *|\"iter\": )#(?:/\d+\]|,)",
+        seconds=r"(?<!_)\btime\"?: *#",
+        data_loader=r"data_time\"?: *#",
+        reserved_bytes=(r"\bmemory\"?: *#", MIB),
     ),
     _format(
         "xtuner v1",  # `train/trainer.py` of xtuner 1.0: seconds, 2**30 bytes
@@ -235,10 +235,10 @@ FORMATS = (
         data_loader=r"\bdata: *#",
     ),
     _format(
-        "llm.c",
-        r"\bstep +\d+/\d+ \| loss .*\| +[\d.]+ ms \| .*tok/s",
-        number=r"\bstep +#/",
-        seconds=(r"\| +# ms \|", MS),
+        "llm.c",  # and llama2.c
+        r"(?:\bstep +\d+/\d+|^\d+) \| loss .*\| +[\d.]+ ?ms(?: \||$)",
+        number=r"(?:\bstep +|^)#",
+        seconds=(r"\| +# ?ms(?: \||$)", MS),
         tokens_per_s=r"# tok/s",
     ),
     _format(
@@ -356,6 +356,6 @@ FORMATS = (
         r"(?i)\b(?:step|iter(?:ation)?|batch):? +\d.*(?:\bit(?:ers?)?/s(?:ec)?\b|\bs(?:ec)?/(?:it(?:er)?|batch)\b)",
         number=r"(?i)\b(?:step|iter(?:ation)?|batch):? +#",
         seconds=r"(?i)# ?s(?:ec)?/(?:it(?:er)?|batch)\b",
-        steps_per_s=r"(?i)\bit(?:ers?)?/s(?:ec)?:? #",
+        steps_per_s=r"(?i)(?:\bit(?:ers?)?/s(?:ec)?:? |(?=[\d.]+ ?iters?/s))#",
     ),
 )

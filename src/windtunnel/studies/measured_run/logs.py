@@ -18,7 +18,7 @@ WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
 BAR, TRAINER, DEEPSPEED, NAMED = "progress bar", "Hugging Face Trainer", "DeepSpeed", "named metrics"
 KERAS = "Keras"
 LOOP = "training loop"  # of nobody's framework
-LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER)  # step times only where nothing else has any
+LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER, "numbered lines")  # step times only where nothing else has any
 MEANS = (TRAINER, "ms-swift", "modded-nanogpt", KERAS)  # what they say themselves is a mean since the start
 LINE_MOST = 4_000  # characters that are read of a line: patterns look for their words from every place of it
 SHOWN = 160  # characters of a line that was not understood

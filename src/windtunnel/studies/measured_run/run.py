@@ -92,8 +92,8 @@ def _by_clock(steps: Sequence[Step]) -> list[float | None]:
     seconds: list[float | None] = [None]
     for before, after in pairwise(steps):
         is_complete = None not in (before.clock_s, after.clock_s, before.number, after.number)
-        count = (after.number or 0) - (before.number or 0)
-        seconds.append((after.clock_s - before.clock_s) / count if is_complete and count > 0 else None)  # type: ignore[operator]
+        count, passed = (after.number or 0) - (before.number or 0), (after.clock_s or 0.0) - (before.clock_s or 0.0)
+        seconds.append(passed / count if is_complete and count > 0 and passed > 0.0 else None)
     return seconds
 
 

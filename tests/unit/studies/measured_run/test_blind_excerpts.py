@@ -42,5 +42,25 @@ def outcome_of(case: dict[str, Any], folder: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["from"] for case in CASES])
-def test_an_excerpt_is_read_as_it_was_blind(case: dict[str, Any], tmp_path: Path) -> None:
-    assert outcome_of(case, tmp_path) == case["blind"]
+def test_an_excerpt_is_read_as_a_person_does_or_refused(case: dict[str, Any], tmp_path: Path) -> None:
+    assert outcome_of(case, tmp_path) == case.get("now", case["blind"])
+
+
+def test_no_excerpt_is_passed_over_or_wrong() -> None:
+    assert {case.get("now", case["blind"]) for case in CASES} == {"right", "refused"}
+
+
+def test_glog_has_no_year_and_no_clock_runs_backwards(tmp_path: Path) -> None:
+    lines = [f"I1231 23:59:{50 + at}.5 7 solver.cpp:228] Iteration {10 * at}, loss = 1.5" for at in range(9)]
+    path = tmp_path / "a.log"
+    path.write_text("\n".join([*lines, "I0101 00:00:03.5 7 solver.cpp:228] Iteration 90, loss = 1.5"]))
+    run = read_run([path]).with_seconds(1.0, 1, 1)
+    assert [step.seconds for step in run.steps] == [None, *[pytest.approx(0.1)] * 8, None]
+
+
+def test_a_line_that_has_a_time_of_its_own_is_not_read_by_its_clock(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("\n".join(f"2026-01-01 00:00:{at:02d} Step {at} | loss 3.1 | took 15.2 sec" for at in range(9)))
+    run = read_run([path])
+    assert not run.steps
+    assert run.not_understood
