@@ -21,7 +21,7 @@ from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, caus
 from windtunnel.studies.measured_run.run import FEW
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.planning.proposals import Proposal, launch_of, proposals
-from windtunnel.studies.predict import answer_at_first, of_launch_file
+from windtunnel.studies.predict import answer_at_first, logged_plan, of_launch_file
 from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.training.launch import megatron_log
 from windtunnel.studies.training.question import cluster_of, model_of
@@ -185,11 +185,7 @@ def predict_of(question: Diagnose, run: MeasuredRun | None = None) -> Predict:
     What nobody states of the plan is as the run's own log says, field by field.
     """
     stated = plain_part(question.plan)
-    logged: dict[str, object] = {}
-    if run is not None and run.arguments:
-        logged = dict(megatron_log.read(run.arguments, cluster_of(question.cluster).n_gpus, run.source).fields)
-    if run is not None and run.global_batch is not None:
-        logged["global_batch"] = run.global_batch
+    logged = {} if run is None else logged_plan(run, cluster_of(question.cluster).n_gpus)
     return replace(of_launch_file(question.model, question.cluster, stated, logged), anchor=question.anchor)
 
 

@@ -117,13 +117,13 @@ class Steady:
         return self.p95_s / self.p5_s - 1.0
 
 
-def steady_of(run: MeasuredRun) -> Steady:
-    """The steady state. Raises UserError for a run without a step time."""
+def steady_of(run: MeasuredRun, remedy: str = "give it with --measured 11s") -> Steady:
+    """The steady state. Raises UserError, with the remedy, for a run without a step time."""
     first = next((step.rank for step in run.steps if step.seconds is not None), None)
     timed = [step for step in run.steps if step.seconds is not None and step.rank == first]
     if not timed:
         lines = f"; not understood: {'; '.join(run.not_understood[:3])}" if run.not_understood else ""
-        raise UserError(f"{run.source}: holds no step time that can be read{lines}; give it with --measured 11s")
+        raise UserError(f"{run.source}: holds no step time that can be read{lines}; {remedy}")
     times = [float(step.seconds or 0.0) for step in timed]
     skipped = WARM_UP if len(times) > 2 * WARM_UP else max(len(times) // 3, min(1, len(times) - 1))
     rest = times[skipped:]
