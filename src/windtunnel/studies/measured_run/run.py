@@ -43,7 +43,6 @@ class Collective:
     rank: int
     seconds: float
     sequence: int = -1
-    bus_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
@@ -79,6 +80,15 @@ class Options:
     def unknown(self) -> tuple[str, ...]:
         """What was never asked for, in the order of the file."""
         return tuple(name for name in self.leaves if name in self.left)
+
+
+def beside(path: Path, *names: str | Path) -> Path | None:
+    """A file that another one names: in its folder, or above it as far as the working directory. No other is read."""
+    folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
+    above = [folder, *folder.parents]
+    within = above[: above.index(here) + 1] if here in above else [folder]
+    places = (at / name for at in within for name in names)
+    return next((place for place in places if place.is_file() and place.resolve().is_relative_to(within[-1])), None)
 
 
 def _leaves(document: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
