@@ -24,6 +24,7 @@ from windtunnel.studies.planning.proposals import Proposal, launch_of, proposals
 from windtunnel.studies.predict import answer_at_first, logged_plan, of_launch_file
 from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.training.launch import megatron_log
+from windtunnel.studies.training.plan import read_plan
 from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time
 
@@ -230,8 +231,8 @@ def _differs(predict: Predict, result: Result, run: MeasuredRun) -> tuple[list[t
         others = {name: value for name, value in stated.items() if own.get(name) != value}
         if not others:
             return [], notes
-        plan = {**plain_part(predict.plan), **others}
-        as_run = answer_at_first(replace(predict, plan=_plan(plan)))[0]
+        plan = {name: value for name, value in {**plain_part(predict.plan), **others}.items() if name != "dp"}
+        as_run = answer_at_first(replace(predict, plan=read_plan(plan)))[0]
     except UserError as error:
         return [], [*notes, f"what the log says of its plan cannot be predicted: {error}"]
     text = ", ".join(f"{name} {value}, not {own.get(name)}" for name, value in others.items())
@@ -240,12 +241,6 @@ def _differs(predict: Predict, result: Result, run: MeasuredRun) -> tuple[list[t
 
 # What Megatron-Core's own names say without doubt.
 DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "precision", "overlap_tp")
-
-
-def _plan(fields: Mapping[str, object]) -> Plan:
-    from windtunnel.studies.training.plan import read_plan
-
-    return read_plan({name: value for name, value in fields.items() if name != "dp"})
 
 
 def _sentence(

@@ -58,6 +58,22 @@ def test_glog_has_no_year_and_no_clock_runs_backwards(tmp_path: Path) -> None:
     assert [step.seconds for step in run.steps] == [None, *[pytest.approx(0.1)] * 8, None]
 
 
+def test_of_several_lines_of_a_step_the_first_is_its_begin(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    lines = [
+        f"2026-01-01 00:0{at // 2}:{30 * (at % 2):02d} step {at // 2 + 1} batch {at % 2} loss 3.1" for at in range(9)
+    ]
+    path.write_text("\n".join(lines))
+    assert steady_of(read_run([path]).with_seconds(1.0, 1, 1)).seconds == pytest.approx(60.0)
+
+
+def test_a_log_without_a_step_names_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("\n19-08-09 08:25:25.996 - INFO: <epoch: 86, iter: 107,200, lr:2.500e-05> l_g_pix: 1.4819e-03\n")
+    with pytest.raises(UserError, match=r"no line looks like a step: 19-08-09 08:25:25.996"):
+        steady_of(read_run([path]))
+
+
 def test_a_line_that_has_a_time_of_its_own_is_not_read_by_its_clock(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("\n".join(f"2026-01-01 00:00:{at:02d} Step {at} | loss 3.1 | took 15.2 sec" for at in range(9)))

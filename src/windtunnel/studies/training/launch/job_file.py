@@ -117,6 +117,12 @@ def with_left_out(plan: OpenPlan, written: set[str], usual: Mapping[str, object]
     ]
 
 
+def with_comment(lines: list[str], left: list[str]) -> tuple[str, tuple[str, ...]]:
+    """The text of a file, and what it cannot say, which stands in its last line."""
+    comment = [f"# no key for: {'; '.join(left)}"] if left else []
+    return "\n".join([*lines, *comment]) + "\n", tuple(left)
+
+
 def _word(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
