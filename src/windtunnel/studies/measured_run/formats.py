@@ -283,9 +283,9 @@ FORMATS = (
     ),
     _format(
         "training loop",  # no mean, no part, and not litgpt's `iter time`, of a micro-batch
-        r"(?i)(?:\b(?:step|iteration).*\b|^)(?:step|iteration)[ _-]time ?[:=]? *[\d.,]+ ?m?s(?:ec)?\b",
+        r"(?i)(?:\b(?:step|iter(?:ation)?).*\b|^)(?:(?:step|iteration)[ _-]|iter_)time ?[:=]? *[\d.,]+ ?m?s(?:ec)?\b",
         seconds=(
-            r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?(?:step|iteration)[ _-]time ?[:=]? *# ?(m?s)(?:ec)?\b",
+            r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?(?:(?:step|iteration)[ _-]|iter_)time ?[:=]? *# ?(m?s)(?:ec)?\b",
             TIMES,
         ),
     ),
