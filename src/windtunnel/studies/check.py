@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import hexdigits
-from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_json
@@ -24,10 +23,6 @@ from windtunnel.studies.training.launch import is_native
 from windtunnel.studies.training.launch.patch import words_of
 from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time, parse_share, parse_time
-
-if TYPE_CHECKING:
-    pass
-
 
 RULES = ("oom", "tight", "slower", "mfu", "memory", "step")
 BARE = ("oom", "tight")  # that take no value

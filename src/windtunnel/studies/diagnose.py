@@ -21,9 +21,10 @@ from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, caus
 from windtunnel.studies.measured_run.run import FEW
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.planning.proposals import Proposal, launch_of, proposals
-from windtunnel.studies.predict import answer_at_first, of_launch_file
+from windtunnel.studies.predict import answer_at_first, logged_plan, of_launch_file
 from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.training.launch import megatron_log
+from windtunnel.studies.training.plan import read_plan
 from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time
 
@@ -185,11 +186,7 @@ def predict_of(question: Diagnose, run: MeasuredRun | None = None) -> Predict:
     What nobody states of the plan is as the run's own log says, field by field.
     """
     stated = plain_part(question.plan)
-    logged: dict[str, object] = {}
-    if run is not None and run.arguments:
-        logged = dict(megatron_log.read(run.arguments, cluster_of(question.cluster).n_gpus, run.source).fields)
-    if run is not None and run.global_batch is not None:
-        logged["global_batch"] = run.global_batch
+    logged = {} if run is None else logged_plan(run, cluster_of(question.cluster).n_gpus)
     return replace(of_launch_file(question.model, question.cluster, stated, logged), anchor=question.anchor)
 
 
@@ -234,8 +231,8 @@ def _differs(predict: Predict, result: Result, run: MeasuredRun) -> tuple[list[t
         others = {name: value for name, value in stated.items() if own.get(name) != value}
         if not others:
             return [], notes
-        plan = {**plain_part(predict.plan), **others}
-        as_run = answer_at_first(replace(predict, plan=_plan(plan)))[0]
+        plan = {name: value for name, value in {**plain_part(predict.plan), **others}.items() if name != "dp"}
+        as_run = answer_at_first(replace(predict, plan=read_plan(plan)))[0]
     except UserError as error:
         return [], [*notes, f"what the log says of its plan cannot be predicted: {error}"]
     text = ", ".join(f"{name} {value}, not {own.get(name)}" for name, value in others.items())
@@ -244,12 +241,6 @@ def _differs(predict: Predict, result: Result, run: MeasuredRun) -> tuple[list[t
 
 # What Megatron-Core's own names say without doubt.
 DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "precision", "overlap_tp")
-
-
-def _plan(fields: Mapping[str, object]) -> Plan:
-    from windtunnel.studies.training.plan import read_plan
-
-    return read_plan({name: value for name, value in fields.items() if name != "dp"})
 
 
 def _sentence(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import Cluster
@@ -20,6 +22,10 @@ from windtunnel.questions.words import command
 from windtunnel.studies.training import predict as step_of
 from windtunnel.studies.training.plan import read_plan
 from windtunnel.studies.training.question import cluster_of, model_of
+
+if TYPE_CHECKING:
+    from windtunnel.studies.measured_run import MeasuredRun
+    from windtunnel.studies.measured_run.anchoring import Anchor
 
 SCRIPT_HAS_IT = (
     "leave it out: the captured script has its layout, batch and lengths in it; capture it again with others, or let"
@@ -100,12 +106,43 @@ def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
     """What moves the answer by the runs that were measured."""
     if not question.anchor:
         return lambda result: result
-    from windtunnel.studies.measured_run.anchoring import Anchor, check_anchorable, read_anchor, with_anchors
+    from windtunnel.studies.measured_run.anchoring import check_anchorable, with_anchors
 
     check_anchorable(result)
-    files = [(path, *read_anchor(path)) for path in question.anchor]
-    anchors = [Anchor(path, measured_s, answer(own)) for path, measured_s, own in files]
+    anchors = [_anchor_of(path, question) for path in question.anchor]
     return lambda result: with_anchors(result, anchors)
+
+
+def _anchor_of(path: str, question: Predict) -> Anchor:
+    """A measured run beside what is predicted for it; what a log does not say of its job is as in the question."""
+    from windtunnel.studies.measured_run import read_run, steady_of
+    from windtunnel.studies.measured_run.anchoring import ANCHOR_FILES, REMEDY, Anchor, check_steady, read_anchor
+
+    if Path(path).suffix.lower() in ANCHOR_FILES and not Path(path).is_dir():
+        measured_s, own = read_anchor(path)
+        return Anchor(path, measured_s, answer(own))
+    run = read_run([path])
+    n_gpus = run.n_gpus or cluster_of(question.cluster).n_gpus
+    fields = {**plain_part(question.plan), **logged_plan(run, n_gpus)}
+    fields.pop("dp", None)  # follows from the GPUs of that job
+    own = replace(question, cluster=replace(question.cluster, n_gpus=n_gpus), plan=read_plan(fields), anchor=())
+    predicted = answer(own)
+    tokens, sequences = float(predicted.tokens_per_step), predicted.spec["plan"]["global_batch"]
+    steady = steady_of(run.with_seconds(tokens, sequences, n_gpus), REMEDY)
+    check_steady(path, steady.lines, steady.spread)
+    unsaid = [word for word, value in (("plan", run.arguments), ("GPUs", run.n_gpus)) if not value]
+    where = f"{path} (which does not say its {' and '.join(unsaid)}: as asked)" if unsaid else path
+    return Anchor(where, steady.seconds, predicted)
+
+
+def logged_plan(run: MeasuredRun, n_gpus: int) -> dict[str, object]:
+    """What the log of a job says of its plan. Raises UserError."""
+    from windtunnel.studies.training.launch import megatron_log
+
+    fields = dict(megatron_log.read(run.arguments, n_gpus, run.source).fields) if run.arguments else {}
+    if run.global_batch is not None:
+        fields["global_batch"] = run.global_batch
+    return fields
 
 
 def of_launch_file(

@@ -13,9 +13,12 @@ from windtunnel.errors import UserError
 from windtunnel.questions import ask, changed, plain, read
 from windtunnel.questions.asked.parts import ModelPart
 from windtunnel.studies.diagnose import Diagnosis, answer, with_measured
+from windtunnel.studies.measured_run import read_run
 from windtunnel.studies.measured_run.against import predicted_classes
+from windtunnel.studies.measured_run.anchoring import LAYOUT, WEIGHTS
 from windtunnel.studies.measured_run.causes import Evidence, causes_of
 from windtunnel.studies.predict import answer as predicted
+from windtunnel.studies.predict import logged_plan
 from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.training.question import model_of
 
@@ -293,6 +296,33 @@ def test_an_anchor_that_was_saved_predicts_what_was_measured(tmp_path: Path, ste
     (tmp_path / "run.yaml").write_text(found.anchor())
     again = predicted(read({**STEP, "anchor": [str(tmp_path / "run.yaml")]}))
     assert again.step_time_s == pytest.approx(1.3 * step_s)
+
+
+def test_a_log_is_an_anchor_of_its_own_plan_on_its_own_gpus(tmp_path: Path, step_s: float) -> None:
+    said = {"tensor_model_parallel_size": 4, "sequence_parallel": True, "world_size": 8, "bf16": True}
+    block = "\n".join(f"  {name} ...... {value}" for name, value in said.items())
+    path = log(tmp_path, [3.0] * 20, f"------ arguments ------\n{block}\n------ end of arguments ------")
+    plan = {**PLAN, **logged_plan(read_run([path]), 8)}
+    own = predicted(read({**STEP, "cluster": "h100-sxm:8", "plan": {k: v for k, v in plan.items() if k != "dp"}}))
+    assert own.spec["plan"]["tp"] == 4
+    moved = predicted(read({**STEP, "anchor": [path]}))
+    assert moved.step_time_s == pytest.approx(step_s * (3.0 / own.step_time_s) ** WEIGHTS[LAYOUT], rel=1e-3)
+    assert f"{path} took" in moved.warnings[-1]
+    bare = predicted(read({**STEP, "anchor": [log(tmp_path, [1.2 * step_s] * 20)]}))
+    assert bare.step_time_s == pytest.approx(1.2 * step_s, rel=1e-3)
+    assert "(which does not say its plan and GPUs: as asked)" in bare.warnings[-1]
+
+
+def test_a_log_that_is_no_anchor_is_one_error(tmp_path: Path, step_s: float) -> None:
+    (tmp_path / "a.out").write_text("foo: bar: baz\n")
+    with pytest.raises(
+        UserError, match=r"a.out: holds no step time that can be read; no line looks like .* write step_time, model"
+    ):
+        predicted(read({**STEP, "anchor": [str(tmp_path / "a.out")]}))
+    with pytest.raises(UserError, match=r"rests on 2 lines of a log; measure a few steps more"):
+        predicted(read({**STEP, "anchor": [log(tmp_path, [step_s] * 3)]}))
+    with pytest.raises(UserError, match=r"give --log slurm.out, --trace FILE or --measured"):
+        diagnosed(anchor=["slurm.out"])
 
 
 def test_nothing_measured_is_an_error() -> None:

@@ -52,4 +52,5 @@ class Diagnose:
 
     def __post_init__(self) -> None:
         if self.measured is None and not self.log and not self.trace and not self.model.base.lower().endswith(LOGS):
-            raise SpecError("what was measured", None, "give --log FILE, --trace FILE or --measured 11.0s")
+            log = next((path for path in self.anchor if path.lower().endswith(LOGS)), "FILE")
+            raise SpecError("what was measured", None, f"give --log {log}, --trace FILE or --measured 11.0s")

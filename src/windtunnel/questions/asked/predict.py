@@ -47,6 +47,7 @@ class Predict:
     anchor: Annotated[
         tuple[str, ...],
         About(
-            "A run that you measured, in YAML as `windtunnel diagnose --save-anchor` writes it; repeatable.", rare=True
+            "A run that you measured: its log, or the YAML that `diagnose --save-anchor` writes; repeatable.",
+            rare=True,
         ),
     ] = ()

@@ -36,6 +36,7 @@ FULL, HOST_BOUND, UNSTEADY, FEW_LINES = 0.95, 0.15, 0.10, 5
 LAYOUT_FIELDS = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "schedule", "zero_stage")
 BATCH_FIELDS = ("micro_batch", "recompute", "seq_len")
 REMEDY = "write step_time, model, cluster and plan, or let `windtunnel diagnose --save-anchor FILE` write it"
+ANCHOR_FILES = (".yaml", ".yml", ".json", "")  # suffixes; anything else is what a job printed or a tracker exported
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +115,20 @@ def read_anchor(path: str) -> tuple[float, Predict]:
     for name, value in (("lines", lines), ("spread", spread)):
         if value is not None:
             parse_number(value, name, path)
-    if lines is not None and float(lines) < FEW_LINES:
-        raise InputFileError(path, f"rests on {lines} lines of a log", "measure a few steps more behind the warm-up")
-    if spread is not None and float(spread) > UNSTEADY:
-        raise InputFileError(path, f"its steps spread by {float(spread):.0%}", "an unsteady run says nothing of others")
+    check_steady(path, FEW_LINES if lines is None else float(lines), 0.0 if spread is None else float(spread))
     words = data.pop("question", None)
     question = read(dict(words) if isinstance(words, Mapping) else {"question": "predict", **_plan_read(data, path)})
     if not isinstance(question, Predict):
         raise InputFileError(path, "asks no prediction", REMEDY)
     return step_s, replace(question, anchor=())
+
+
+def check_steady(path: str, lines: float, spread: float) -> None:
+    """Raises InputFileError for a run of too few steps, or of too unlike ones, to say anything of others."""
+    if lines < FEW_LINES:
+        raise InputFileError(path, f"rests on {lines:g} lines of a log", "measure a few steps more behind the warm-up")
+    if spread > UNSTEADY:
+        raise InputFileError(path, f"its steps spread by {spread:.0%}", "an unsteady run says nothing of others")
 
 
 def _plan_read(data: dict[str, object], path: str) -> dict[str, object]:

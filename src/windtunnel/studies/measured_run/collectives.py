@@ -58,10 +58,8 @@ def run_of_inspector(text: str, source: str) -> MeasuredRun:
             odd.append(line.strip()[:160])
             continue
         ranks = max(ranks, _whole(head.get("n_ranks")))
-        bus = perf.get("coll_busbw_gbs")
-        bandwidth = float(bus) * 1e9 if isinstance(bus, int | float) else None
         rank, number = _whole(head.get("rank")), _whole(perf.get("coll_sn"))
-        collectives.append(Collective(name, int(size), rank, time * 1e-6, number, bandwidth))
+        collectives.append(Collective(name, int(size), rank, time * 1e-6, number))
     if not collectives:
         raise InputFileError(source, "holds no collective that ended", GIVE_DUMP)
     note = f"{len(collectives):,} collectives of {ranks} ranks; the least over the ranks is what the network takes"

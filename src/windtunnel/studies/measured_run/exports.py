@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TypeGuard
 
@@ -16,6 +17,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, read_bytes
 from windtunnel.files.protobuf import DamagedError, Value, fields_of
 from windtunnel.files.table import number_of, read_table
+from windtunnel.studies.measured_run.lines import clock_of
 from windtunnel.studies.measured_run.metrics import OF_EVALUATION, names_of
 from windtunnel.studies.measured_run.run import MeasuredRun, Step
 
@@ -37,6 +39,10 @@ def run_of_table(path: Path) -> MeasuredRun:
     table = read_table(path, "give the history that W&B or TensorBoard exports")
     names = list(table.columns)
     rows = [{name: number_of(text) for name, text in row.items() if text} for _, row in table.rows()]
+    for dated in [name for _, row in islice(table.rows(), 1) for name, text in row.items() if clock_of(text)]:
+        for figures, (_, row) in zip(rows, table.rows(), strict=True):
+            figures["wall_time"] = clock_of(row[dated]) or math.nan
+        names.append("wall_time")
     return _run(rows, names, str(path), "table of metrics")
 
 
@@ -65,7 +71,7 @@ def _run(rows: Sequence[Mapping[str, float]], names: Sequence[str], source: str,
         if step.seconds or (seconds is None and (step.tokens_per_s_per_gpu or step.clock_s is not None)):
             steps.append(step)
     used = {seconds, rate, loader, number, clock}
-    odd = tuple(f"column {name}" for name in names if name not in used and "time" in name.lower())
+    odd = tuple(f"column {name}" for name in names if name not in used and (not steps or "time" in name.lower()))
     return MeasuredRun(source, form, tuple(steps), not_understood=odd)
 
 

@@ -19,6 +19,9 @@ WHOLE = r"(?<!\d)(?<!\d[.,])(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
 NUMBER = rf"(?:np\.float\d+\()?['\"]?([-+]?(?:{WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?![.,]?\d)"
 THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron and Levanter abridge
 TIMES = {"us": 1e-6, "ms": MS, "s": 1.0}
+STEP = (
+    r"(?i)(?<!outer )(?<![\w/])(?:global_)?(?:step|iter(?:ation)?)s?[=: ]*\[?#"  # where a format does not say its own
+)
 
 Unit = float | Mapping[str, float]
 
@@ -37,8 +40,9 @@ class Format:
 def _format(
     name: str, sign: str, parts: tuple[str, float] | None = None, tick: float = 1.0, **fields: str | tuple[str, Unit]
 ) -> Format:
-    """`fields`: a pattern, with the unit of its number where that is not 1."""
-    with_unit = {key: (field, 1.0) if isinstance(field, str) else field for key, field in fields.items()}
+    """`fields`: a pattern, with the unit of its number where that is not 1; an empty one for what has no number."""
+    own = {key: field for key, field in {"number": STEP, **fields}.items() if field}
+    with_unit = {key: (field, 1.0) if isinstance(field, str) else field for key, field in own.items()}
     compiled = {key: (_pattern(text), unit) for key, (text, unit) in with_unit.items()}
     return Format(name, re.compile(sign), compiled, None if parts is None else (_pattern(parts[0]), parts[1]), tick)
 
@@ -51,7 +55,6 @@ FORMATS = (
     _format(
         "nanotron",
         r"elapsed_time_per_iteration_ms: ",
-        number=r"\biteration: #",
         seconds=(
             r"elapsed_time_per_iteration_ms: #([KM]?)",
             {prefix: MS * THOUSANDS[prefix] for prefix in ("", "K", "M")},
@@ -63,7 +66,6 @@ FORMATS = (
     _format(
         "Megatron-LM",
         r"elapsed time per iteration \(ms\): *\d|elapsed_time_per_iteration_ms=\d",
-        number=r"\biteration[=: ] *#",
         seconds=(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?[:=] *#", MS),
         tokens_per_s_per_gpu=(
             r"(?i)(?:tokens/s(?:ec)?/gpu|\(tokens/s/gpu\)|tokens/s/gpu inst/harmonic mean|per_second_tgs)[:=] *#",
@@ -90,7 +92,6 @@ FORMATS = (
     _format(
         "torchtitan",
         r"\bstep: *\d+.*\bmemory: *[\d.]+GiB",
-        number=r"\bstep: *#",
         reserved_bytes=(r"memory: *#GiB", GIB),
         tokens_per_s_per_gpu=r"\b(?:tps|wps): *#",
     ),
@@ -121,13 +122,12 @@ FORMATS = (
     _format(
         "PaddleNLP",
         r"\binterval_steps_per_second:",
-        number=r"\bglobal_step: #",
         steps_per_s=r"\binterval_steps_per_second: #",
         tokens_per_s_per_gpu=r"interval_tokens_per_second_per_device: #",
         allocated_bytes=(r"max_memory_allocated: #", GIB),
         reserved_bytes=(r"max_memory_reserved: #", GIB),
     ),
-    _format("DeepSpeed", r"time \(ms\) \| ", (r"\| ([a-z][a-z_-]*): #", MS)),
+    _format("DeepSpeed", r"time \(ms\) \| ", (r"\| ([a-z][a-z_-]*): #", MS), number=""),
     _format(
         "DeepSpeed",
         r"CurrSamplesPerSec=|\d, SamplesPerSec=",
@@ -137,29 +137,26 @@ FORMATS = (
     _format(
         "DeepSpeed pipeline",
         r"\bsteps: \d+ .*\biter time \(s\): ",
-        number=r"\bsteps: #",
         seconds=r"\biter time \(s\): #",
         samples_per_s=r"\bsamples/sec: #",
     ),
     _format(
         "MaxText",
         r"completed step: *\d+, seconds:",
-        number=r"completed step: *#",
         seconds=r"seconds: *#",
         tokens_per_s_per_gpu=r"[Tt]okens/s/device: *#",
     ),
     _format(
         "mmengine",
-        r"(?:(?:Iter|Epoch)\(train\)|Epoch \[\d+\]\[\d+/\d+\]\s+lr:) .*\btime: ",
-        number=r"\[ *#/\d+\]",
-        seconds=r"(?<!_)\btime: *#",
-        data_loader=r"data_time: *#",
-        reserved_bytes=(r"\bmemory: *#", MIB),
+        r"(?:(?:Iter|Epoch)\(train\)|Epoch \[\d+\]\[\d+/\d+\]\s+lr:|\"mode\": \"train\",) .*\btime\"?: ",
+        number=r"(?:\[ *|\"iter\": )#(?:/\d+\]|,)",
+        seconds=r"(?<!_)\btime\"?: *#",
+        data_loader=r"data_time\"?: *#",
+        reserved_bytes=(r"\bmemory\"?: *#", MIB),
     ),
     _format(
         "xtuner v1",  # `train/trainer.py` of xtuner 1.0: seconds, 2**30 bytes
         r"\bStep \d+/\d+ +data_time: ",
-        number=r"\bStep #/",
         seconds=r"(?<!_)\btime: *#",
         data_loader=r"data_time: *#",
         allocated_bytes=(r"max_memory: *# ?GB", GIB),
@@ -168,41 +165,34 @@ FORMATS = (
     _format(
         "InternEvo",
         r"tgs \(tokens/gpu/second\)=",
-        number=r"\bstep=#",
         tokens_per_s_per_gpu=r"tgs/last_tgs_1=#",
         tgs=r"tgs \(tokens/gpu/second\)=#",
     ),
-    _format(
-        "verl", r"timing_s/step:", (r"timing_s/([\w/@.-]+): *#", 1.0), number=r"\bstep:#", seconds=r"timing_s/step: *#"
-    ),
+    _format("verl", r"timing_s/step:", (r"timing_s/([\w/@.-]+): *#", 1.0), seconds=r"timing_s/step: *#"),
     _format("NeMo RL", r"• Total step time: ", seconds=r"Total step time: *#s"),
     _format("NeMo RL", r"• [\w/ ]+: *[\d.]+s \(", (r"• ([\w/ ]+): *#s", 1.0)),
     _format(
         "nanoGPT",
         r"\bdt: *[\d.,]+ ?m?s\b",
-        number=r"\bstep:? *#",
         seconds=(r"\bdt: *# ?(m?s)\b", TIMES),
         tokens_per_s=r"tok/sec: *#",
     ),
-    _format("nanoGPT", r"\biter \d+: loss [\d.]+, time [\d.]+ ?ms", number=r"\biter #:", seconds=(r", time # ?ms", MS)),
+    _format("nanoGPT", r"\biter \d+: loss [\d.]+, time [\d.]+ ?ms", seconds=(r", time # ?ms", MS)),
     _format(
         "NeMo Automodel",
         r"\| tps [\d.]+\([\d.]+/gpu\)",
-        number=r"\| step #",
         tokens_per_s_per_gpu=r"\(#/gpu\)",
         reserved_bytes=(r"\| mem # GiB", GIB),
     ),
     _format(
         "torchtune",
         r"\bStep \d+ \| .*\btokens_per_second_per_gpu:",
-        number=r"\bStep #",
         tokens_per_s_per_gpu=r"tokens_per_second_per_gpu:#",
     ),
     _format(
         "modded-nanogpt",
         r"\bstep: ?\d+/\d+ .*\btrain_time: ?[\d.]+ms",
         tick=MS,
-        number=r"\bstep: ?#/",
         seconds=(r"\bstep_avg: ?#ms", MS),
         elapsed=(r"\btrain_time: ?#ms", MS),
     ),
@@ -215,7 +205,6 @@ FORMATS = (
     _format(
         "detectron2",
         r"\beta: .*\biter(?:ation)?: *\d+.*\btime: ",
-        number=r"\biter(?:ation)?: *#",
         seconds=r"(?<!_)\btime: *#",
         data_loader=r"\bdata(?:_time)?: *#",
         allocated_bytes=(r"\bmax[_ ]mem: *#", MIB),
@@ -230,15 +219,14 @@ FORMATS = (
     _format(
         "lingua",
         r"\bstep: *\d+ .*\bwps: .*\biter: .*\bdata: ",
-        number=r"\bstep: *#",
         tokens_per_s_per_gpu=r"\bwps: *#",
         data_loader=r"\bdata: *#",
     ),
     _format(
-        "llm.c",
-        r"\bstep +\d+/\d+ \| loss .*\| +[\d.]+ ms \| .*tok/s",
-        number=r"\bstep +#/",
-        seconds=(r"\| +# ms \|", MS),
+        "llm.c",  # and llama2.c
+        r"(?:\bstep +\d+/\d+|^\d+) \| loss .*\| +[\d.]+ ?ms(?: \||$)",
+        number=r"(?:\bstep +|^)#",
+        seconds=(r"\| +# ?ms(?: \||$)", MS),
         tokens_per_s=r"# tok/s",
     ),
     _format(
@@ -276,7 +264,6 @@ FORMATS = (
     _format(
         "training loop",
         r"(?i)\bstep:? +\d.*(?:\bper-step time [\d.]+ ?m?s\b|[\d.]+ ?sec/step)",
-        number=r"(?i)\bstep:? +#",
         seconds=(r"(?i)(?:per-step time |[\[(])# ?(m?s)(?:\b|ec/step)", TIMES),
     ),
     _format(
@@ -296,23 +283,20 @@ FORMATS = (
     ),
     _format(
         "training loop",  # no mean, no part, and not litgpt's `iter time`, of a micro-batch
-        r"(?i)(?:\b(?:step|iteration).*\b|^)(?:step|iteration)[ _-]time ?[:=]? *[\d.,]+ ?m?s(?:ec)?\b",
-        number=r"(?i)(?<!outer )\b(?:step|iteration)[:=]? +\[?#",
+        r"(?i)(?:\b(?:step|iter(?:ation)?).*\b|^)(?:(?:step|iteration)[ _-]|iter_)time ?[:=]? *[\d.,]+ ?m?s(?:ec)?\b",
         seconds=(
-            r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?(?:step|iteration)[ _-]time ?[:=]? *# ?(m?s)(?:ec)?\b",
+            r"(?i)(?<![a-z.][ _])(?:train(?:ing)?[ _])?(?:(?:step|iteration)[ _-]|iter_)time ?[:=]? *# ?(m?s)(?:ec)?\b",
             TIMES,
         ),
     ),
     _format(
         "training loop",  # of DeepSpeed-Domino
         r"(?i)\b(?:step|iteration):? *\d.*\b(?:step|iteration)[ _-]time \(ms\): *\d",
-        number=r"(?i)\b(?:step|iteration):? *#",
         seconds=(r"(?i)\b(?:step|iteration)[ _-]time \(ms\): *#", MS),
     ),
     _format(
         "training loop",  # picotron, prime-rl and others
         r"(?i)\b(?:step|iter):? *\d+ *[|,].*(?:(?<=[|,]) time: [\d.]+ ?m?s\b|\btokens/(?:s|sec)/gpu:)",
-        number=r"(?i)\b(?:step|iter):? *#",
         seconds=(r"(?i)[|,] time: # ?(m?s)\b", TIMES),
         unnamed=r"(?i)[|,] time: #",
         tokens_per_s_per_gpu=(r"(?i)tokens/(?:s|sec)/gpu: *#([KMGT]?)", THOUSANDS),
@@ -356,6 +340,6 @@ FORMATS = (
         r"(?i)\b(?:step|iter(?:ation)?|batch):? +\d.*(?:\bit(?:ers?)?/s(?:ec)?\b|\bs(?:ec)?/(?:it(?:er)?|batch)\b)",
         number=r"(?i)\b(?:step|iter(?:ation)?|batch):? +#",
         seconds=r"(?i)# ?s(?:ec)?/(?:it(?:er)?|batch)\b",
-        steps_per_s=r"(?i)\bit(?:ers?)?/s(?:ec)?:? #",
+        steps_per_s=r"(?i)(?:\bit(?:ers?)?/s(?:ec)?:? |(?=[\d.]+ ?iters?/s))#",
     ),
 )

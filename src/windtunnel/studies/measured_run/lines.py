@@ -13,7 +13,10 @@ from windtunnel.studies.measured_run.run import Step
 from windtunnel.studies.training.launch.megatron_log import ESCAPES
 
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-CLOCK = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+CLOCK = re.compile(  # glog's has no year
+    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)[ T]|\bI(\d\d)(\d\d) )(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?"
+)
+NUMBERED = re.compile(rf"(?i)\b(?:step|iter(?:ation)?|batch)[:= ]*\[?{NUMBER}.*\bloss")
 RANK = re.compile(r"\[(?:default|rank[- ]?|Rank )(\d+)(?:/\d+)?\]")
 # Bars of what is no training step: what is loaded, made or judged before and beside it, and parts of a step of RL.
 OTHER_BARS = re.compile(
@@ -41,7 +44,7 @@ ABOUT_STEPS = (
     "words/", "elapsed", "epoch",
 )  # fmt: skip
 HAS_TIME = re.compile(
-    r"\bwps\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|(?<![a-z])time|latency|timing|perf/|_s[:=]"
+    r"\bwps\b|\bdt\b|\d ?m?s\b|\d ?(?:it|s|sec)/|\bms\b|\bsec|\btok|(?<![a-z])time|latency|timing|perf/|_s[:=]"
     r"|(?:/|_per_)s(?:ec(?:ond)?)?\b"
 )
 HAS_NUMBER = re.compile(r"\d")
@@ -77,7 +80,15 @@ def read_line(text: str) -> Record | None:
     timer = TIMER.match(line)
     if timer and not any(word in timer[1] for word in TIMERS_ONCE):
         return Record("Megatron timers", Step(), spread={timer[1]: (_number(timer[2]) * MS, _number(timer[3]) * MS)})
-    return _record("named metrics", line, _metrics(line), {})
+    return _record("named metrics", line, _metrics(line), {}) or _numbered(line)
+
+
+def _numbered(line: str) -> Record | None:
+    """A step with its loss and no time but the clock of its line."""
+    step, clock_s = NUMBERED.search(line), clock_of(line)
+    if step is None or clock_s is None or BESIDE_STEPS.search(line) or looks_timed(line):
+        return None
+    return Record("numbered lines", Step(int(_number(step[1])), clock_s=clock_s))
 
 
 def _read(form: Format, line: str) -> Record | None:
@@ -138,7 +149,7 @@ def _record(form: str, line: str, values: dict[str, float], parts: dict[str, flo
     rank = RANK.search(line)
     step = Step(
         None if number is None else int(number),
-        clock_s=_clock(line),
+        clock_s=clock_of(line),
         rank=None if rank is None else int(rank[1]),
         phases=parts,
         **{name: value for name, value in own.items() if value > 0.0},
@@ -168,13 +179,15 @@ def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _clock(line: str) -> float | None:
-    match = CLOCK.search(line)
+def clock_of(text: str) -> float | None:
+    """The date and time that a line or a cell holds, in seconds; glog's in a year that is not said."""
+    match = CLOCK.search(text)
     if match is None:
         return None
-    *whole, part = match.groups()
+    *date, glog_month, glog_day, hours, minutes, seconds, part = match.groups()
     try:
-        year, month, day, hour, minute, second = map(int, whole)
+        year, month, day = map(int, date if date[0] else ("2000", glog_month, glog_day))
+        hour, minute, second = int(hours), int(minutes), int(seconds)
         return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp() + float(f"0.{part or 0}")
     except (ValueError, OverflowError):
         return None

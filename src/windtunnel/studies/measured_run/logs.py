@@ -18,7 +18,7 @@ WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
 BAR, TRAINER, DEEPSPEED, NAMED = "progress bar", "Hugging Face Trainer", "DeepSpeed", "named metrics"
 KERAS = "Keras"
 LOOP = "training loop"  # of nobody's framework
-LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER)  # step times only where nothing else has any
+LEAST_TRUSTED = (BAR, LOOP, NAMED, TRAINER, "numbered lines")  # step times only where nothing else has any
 MEANS = (TRAINER, "ms-swift", "modded-nanogpt", KERAS)  # what they say themselves is a mean since the start
 LINE_MOST = 4_000  # characters that are read of a line: patterns look for their words from every place of it
 SHOWN = 160  # characters of a line that was not understood
@@ -48,7 +48,11 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
             records.append(record)
         elif looks_timed(line):
             odd.append(ESCAPES.sub("", line).strip()[:SHOWN])
-    return _joined(records, odd, arguments, source, arguments.get("world_size", world[1] if world else ""))
+    run = _joined(records, odd, arguments, source, arguments.get("world_size", world[1] if world else ""))
+    if records or odd or arguments:
+        return run
+    first = next((line.strip()[:SHOWN] for line in lines if line.strip()), "it is empty")
+    return replace(run, notes=(f"no line looks like a step: {first}",))
 
 
 def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str, world: str) -> MeasuredRun:
@@ -79,16 +83,13 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
         elif record.step.phases:
             phases |= record.step.phases  # printed before or beside the step that they are of
     if form == LOOP and _is_of_several_steps(records):
-        odd = [*odd, "`time` of lines that are several steps apart may be of one of them or of all"]
+        odd.append("`time` of lines that are several steps apart may be of one of them or of all")
         steps = []
     if form == LOOP and _rises([step.seconds for step in steps if step.seconds is not None]):
-        odd = [*odd, "times that rise from line to line look like the time since the start"]
+        odd.append("times that rise from line to line look like the time since the start")
         steps = []
     if not (steps or timed) and any("elapsed" in record.values for record in records):
-        odd = [
-            *odd,
-            "a clock in whole seconds and a rate of two digits: they are rounded too much to tell a step's time",
-        ]
+        odd.append("a clock in whole seconds and a rate of two digits are rounded too much to tell a step's time")
     if phases and steps:
         steps[-1] = replace(steps[-1], phases={**steps[-1].phases, **phases})
     elif phases:

@@ -23,12 +23,13 @@ METRICS: Mapping[str, tuple[str, float]] = {
     "throughput/device/tokens_per_sec": ("tokens_per_s_per_gpu", 1.0),
     "throughput/device/TPS": ("tokens_per_s_per_gpu", 1.0), "perf/throughput": ("tokens_per_s_per_gpu", 1.0),
     "perf/per_device_tokens_per_sec": ("tokens_per_s_per_gpu", 1.0),
-    # memory at its peak: Axolotl by its two releases, OLMo-core, Composer, torchtune, DeepSpeed, ms-swift, verl
+    # memory at its peak: Axolotl by its two releases, OLMo-core, Composer, torchtune, DeepSpeed, ms-swift, verl, Gaudi
     "memory/max_allocated (GiB)": ("allocated_bytes", GIB), "memory/device_reserved (GiB)": ("reserved_bytes", GIB),
     "memory/max_mem_allocated(gib)": ("allocated_bytes", GIB),
     "memory/device_mem_reserved(gib)": ("reserved_bytes", GIB),
     "gpu_memory/GPU reserved mem (GiB)": ("reserved_bytes", GIB),
     "memory/peak_allocated_mem": ("allocated_bytes", GB), "memory/peak_reserved_mem": ("reserved_bytes", GB),
+    "max_memory_allocated (GB)": ("allocated_bytes", GIB),
     "peak_memory_alloc": ("allocated_bytes", GIB), "peak_memory_reserved": ("reserved_bytes", GIB),
     "MaxMemAllocated": ("allocated_bytes", GIB), "memory(GiB)": ("reserved_bytes", GIB),
     "perf/max_memory_allocated_gb": ("allocated_bytes", GIB), "perf/max_memory_reserved_gb": ("reserved_bytes", GIB),

@@ -43,7 +43,6 @@ class Collective:
     rank: int
     seconds: float
     sequence: int = -1
-    bus_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,12 @@ def _seconds(step: Step, tokens: float, sequences: int, n_gpus: int) -> float | 
 
 def _by_clock(steps: Sequence[Step]) -> list[float | None]:
     seconds: list[float | None] = [None]
-    for before, after in pairwise(steps):
+    before = steps[0]
+    for after in steps[1:]:
         is_complete = None not in (before.clock_s, after.clock_s, before.number, after.number)
-        count = (after.number or 0) - (before.number or 0)
-        seconds.append((after.clock_s - before.clock_s) / count if is_complete and count > 0 else None)  # type: ignore[operator]
+        count, passed = (after.number or 0) - (before.number or 0), (after.clock_s or 0.0) - (before.clock_s or 0.0)
+        seconds.append(passed / count if is_complete and count > 0 and passed > 0.0 else None)
+        before = after if count else before  # of several lines of one step the first: parts of it, or ranks
     return seconds
 
 
@@ -117,13 +118,14 @@ class Steady:
         return self.p95_s / self.p5_s - 1.0
 
 
-def steady_of(run: MeasuredRun) -> Steady:
-    """The steady state. Raises UserError for a run without a step time."""
+def steady_of(run: MeasuredRun, remedy: str = "give it with --measured 11s") -> Steady:
+    """The steady state. Raises UserError, with the remedy, for a run without a step time."""
     first = next((step.rank for step in run.steps if step.seconds is not None), None)
     timed = [step for step in run.steps if step.seconds is not None and step.rank == first]
     if not timed:
         lines = f"; not understood: {'; '.join(run.not_understood[:3])}" if run.not_understood else ""
-        raise UserError(f"{run.source}: holds no step time that can be read{lines}; give it with --measured 11s")
+        lines = lines or "".join(f"; {note}" for note in run.notes[:1])
+        raise UserError(f"{run.source}: holds no step time that can be read{lines}; {remedy}")
     times = [float(step.seconds or 0.0) for step in timed]
     skipped = WARM_UP if len(times) > 2 * WARM_UP else max(len(times) // 3, min(1, len(times) - 1))
     rest = times[skipped:]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.training.launch.files import FORMATS, launch_files, launch_flags, launch_of
 from windtunnel.studies.training.launch.job_file import Native
-from windtunnel.studies.training.launch.native import is_native, read_native
+from windtunnel.studies.training.launch.native import (
+    FORMATS,
+    is_native,
+    launch_files,
+    launch_flags,
+    launch_of,
+    read_native,
+)
 
 __all__ = ["FORMATS", "Native", "is_native", "launch_files", "launch_flags", "launch_of", "read_native"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from windtunnel.questions.asked.plan import OpenPlan
 from windtunnel.studies.training.launch import deepspeed
-from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_left_out
+from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_comment, with_left_out
 
 MARKS = ("distributed_type", "fsdp_config", "deepspeed_config", "compute_environment", "num_processes")
 FORMATS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
@@ -97,9 +97,7 @@ def write(plan: OpenPlan, dp: int, n_gpus: int) -> tuple[str, tuple[str, ...]]:
     steps = max(1, plan.global_batch // (micro * dp))
     lines.append(f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan.seq_len}")
     left = [word for word in left if not word.startswith(("micro_batch ", "global_batch ", "seq_len "))]
-    if left:
-        lines.append(f"# no key for: {'; '.join(left)}")
-    return "\n".join(lines) + "\n", tuple(left)
+    return with_comment(lines, left)
 
 
 def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:

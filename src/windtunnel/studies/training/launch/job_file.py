@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
@@ -81,6 +82,15 @@ class Options:
         return tuple(name for name in self.leaves if name in self.left)
 
 
+def beside(path: Path, *names: str | Path) -> Path | None:
+    """A file that another one names: in its folder, or above it as far as the working directory. No other is read."""
+    folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
+    above = [folder, *folder.parents]
+    within = above[: above.index(here) + 1] if here in above else [folder]
+    places = (at / name for at in within for name in names)
+    return next((place for place in places if place.is_file() and place.resolve().is_relative_to(within[-1])), None)
+
+
 def _leaves(document: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         name = f"{above}{key}"
@@ -105,6 +115,12 @@ def with_left_out(plan: OpenPlan, written: set[str], usual: Mapping[str, object]
         for name, value in vars(plan).items()
         if name not in written and value is not None and value != usual.get(name)
     ]
+
+
+def with_comment(lines: list[str], left: list[str]) -> tuple[str, tuple[str, ...]]:
+    """The text of a file, and what it cannot say, which stands in its last line."""
+    comment = [f"# no key for: {'; '.join(left)}"] if left else []
+    return "\n".join([*lines, *comment]) + "\n", tuple(left)
 
 
 def _word(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.job_file import PLAIN, with_left_out
+from windtunnel.studies.training.launch.job_file import PLAIN, with_comment, with_left_out
 
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 USUAL = {
@@ -46,6 +46,4 @@ def write(plan: OpenPlan, dp: int) -> tuple[str, tuple[str, ...]]:
         f"  batch_accumulation_per_replica: {plan.global_batch // (micro * dp)}",
         f"  sequence_length: {plan.seq_len}",
     ]
-    if left:
-        lines.append(f"# no key for: {'; '.join(left)}")
-    return "\n".join(lines) + "\n", tuple(left)
+    return with_comment(lines, left)

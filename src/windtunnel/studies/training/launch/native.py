@@ -1,4 +1,4 @@
-"""A framework's own file as plan fields: which reader takes it, and what none of them understood.
+"""A framework's own file as plan fields, and a plan as such a file: which reader and which writer takes it.
 
 `.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a recipe (`file.py:name`) or a script of Hugging Face's Trainer;
 YAML is the Trainer's where it has that one's batch, Accelerate's, Primus' or GPT-NeoX's by their own keys, else a plan;
@@ -13,14 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.bytes import MIB, read_text
 from windtunnel.files.document import read_mapping
+from windtunnel.physics.step.result import Result
+from windtunnel.questions.asked.plan import OpenPlan, open_plan
 from windtunnel.studies.training.launch import (
     accelerate,
     deepspeed,
+    megatron,
     megatron_log,
     megatron_reading,
+    nanotron,
     neox,
     primus,
     recipes,
@@ -36,6 +40,15 @@ LOGS = (".log", ".out", ".txt")
 ARGUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt", ".py", ".log", ".out")
 ALLOCATOR = re.compile(r"(?m)^[^#\n]*PYTORCH_(?:CUDA_)?ALLOC_CONF\W[^#\n]*?expandable_segments: *(True|False)")
 SUFFIXES = (".toml", ".json", *ARGUMENTS)
+FORMATS = ("megatron", "torchtitan", "deepspeed", "accelerate")
+FILES = {
+    "megatron": "megatron.args", "torchtitan": "torchtitan.toml", "deepspeed": "deepspeed.json",
+    "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",
+}  # fmt: skip
+OF_FRAMEWORK = {
+    "torchtitan": "torchtitan", "fsdp": "accelerate", "pytorch": "accelerate", "deepspeed": "deepspeed",
+    "nanotron": "nanotron",
+}  # fmt: skip
 
 
 def is_native(path: str | Path) -> bool:
@@ -98,3 +111,52 @@ def _with_segments(native: Native, text: str) -> Native:
     """A job, and whether its script says that the allocator's segments grow."""
     grows = ALLOCATOR.search(text)
     return replace(native, fields={**native.fields, "expandable_segments": grows[1] == "True"}) if grows else native
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def written(kind: str, plan: OpenPlan, dp: int, n_gpus: int, model: str) -> tuple[str, tuple[str, ...]]:
+    """The text of a format, and the plan fields that it has no option for. Raises UnknownNameError."""
+    if kind == "torchtitan":
+        return torchtitan.write(plan, dp, model)
+    if kind == "accelerate":
+        return accelerate.write(plan, dp, n_gpus)
+    writers = {"megatron": megatron.write, "deepspeed": deepspeed.write, "nanotron": nanotron.write}
+    if kind not in writers:
+        raise UnknownNameError("launch format", kind, FORMATS)
+    return writers[kind](plan, dp)
+
+
+def launch_flags(kind: str, plan: Mapping[str, object], n_gpus: int, model: str) -> tuple[str, str, tuple[str, ...]]:
+    """(file name, text, plan fields that the format has no option for) of a plan, whatever its framework.
+
+    `plan`: fields of a `Plan`; what is left open is as the framework of the format has it. Raises UnknownNameError.
+    """
+    fixed = open_plan(**plan)
+    dp = max(1, n_gpus // ((fixed.tp or 1) * (fixed.pp or 1) * (fixed.cp or 1)))
+    text, left = written(kind, fixed, dp, n_gpus, model)
+    return FILES[kind], text, left
+
+
+def launch_files(plan: Mapping[str, object], n_gpus: int, model: str) -> dict[str, str]:
+    """File name -> text, for the plan's own framework."""
+    kind = OF_FRAMEWORK.get(str(plan.get("framework")), "megatron")
+    name, text, _ = launch_flags(kind, plan, n_gpus, model)
+    return {name: text}
+
+
+def launch_of(kind: str, result: Result) -> dict[str, str]:
+    """File name -> text: the plan of a prediction as a framework is launched with it.
+
+    Raises SpecError for a captured script, which has its own flags.
+    """
+    if not result.spec.get("plan"):
+        raise SpecError("launch", kind, "a captured script has its own flags: name a run of a model instead")
+    plan = dict(result.spec["plan"])
+    if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
+        plan["etp"] = None
+    elif kind == "megatron" and plan["framework"] == "megatron":
+        plan["experts_impl"] = plan["experts_impl"] or "streams"
+    name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
+    return {name: text}

@@ -19,19 +19,11 @@ from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
-from windtunnel.studies.training.launch import (
-    accelerate,
-    deepspeed,
-    megatron,
-    recipes,
-    torchtitan,
-    trainer,
-    trainer_writing,
-)
+from windtunnel.studies.training.launch import accelerate, recipes, trainer, trainer_writing
 from windtunnel.studies.training.launch.dialects import OWN
 from windtunnel.studies.training.launch.job_file import Native, _leaves
 from windtunnel.studies.training.launch.megatron_reading import GRANULARITY, SWIFT, Arguments, shell_words
-from windtunnel.studies.training.launch.native import PLAN, read_native
+from windtunnel.studies.training.launch.native import PLAN, read_native, written
 
 ANCHORS = (
     *("--micro-batch-size", "--global-batch-size", "--seq-length", "--tensor-model-parallel-size"),
@@ -72,28 +64,18 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     settings = trainer.settings_of(path)
     if settings is not None:
         return _of_trainer(text, kind, settings, sides, trainer.dialect(path))
-    if kind == ".toml":
-        written = [torchtitan.write(plan, dp, model) for plan, dp in sides]
-        edit = _toml
-    elif kind == ".json":
-        written = [deepspeed.write(plan, dp) for plan, dp in sides]
-        edit = _json
-    elif kind in (".yaml", ".yml"):
-        if not accelerate.is_accelerate(read_mapping(path, PLAN)):
-            return ""  # Primus' and GPT-NeoX's are read alone
-        written = [accelerate.write(plan, dp, n_gpus) for plan, dp in sides]
-        edit = _yaml
-    else:
-        written = [megatron.write(plan, dp) for plan, dp in sides]
-        if set(written[1][1]) - set(written[0][1]):
-            return ""
-        options = [_options(text_of) for text_of, _ in written]
+    if kind in (".yaml", ".yml") and not accelerate.is_accelerate(read_mapping(path, PLAN)):
+        return ""  # Primus' and GPT-NeoX's are read alone
+    format_of, edit = EDITS.get(kind, ("megatron", None))
+    (before_text, left), (after_text, left_then) = (written(format_of, plan, dp, n_gpus, model) for plan, dp in sides)
+    if set(left_then) - set(left):  # what is changed has no key
+        return ""
+    if edit is None:
+        options = [_options(side) for side in (before_text, after_text)]
         if SWIFT.search(text):  # recomputes selectively unless told
             options = [{GRANULARITY: ["none"]} | each for each in options]
         return _arguments(text, *options)
-    if set(written[1][1]) - set(written[0][1]):  # what is changed has no key
-        return ""
-    old, new = (_document(text_of, kind) for text_of, _ in written)
+    old, new = (_document(side, kind) for side in (before_text, after_text))
     own = dict(_leaves(_document(text, kind), ""))
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
     changed |= {
@@ -372,3 +354,9 @@ def _python(text: str, name: str, value: object) -> str:
     begins = ends if there is None else sum(map(len, lines[: node.lineno - 1])) + node.col_offset
     replacement = f", {name}={spelled}" if there is None else spelled
     return (text.encode()[:begins] + replacement.encode() + text.encode()[ends:]).decode()
+
+
+EDITS = {
+    ".toml": ("torchtitan", _toml), ".json": ("deepspeed", _json), ".yaml": ("accelerate", _yaml),
+    ".yml": ("accelerate", _yaml),
+}  # fmt: skip

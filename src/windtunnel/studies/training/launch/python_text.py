@@ -16,13 +16,13 @@ from pathlib import Path
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
+from windtunnel.studies.training.launch.job_file import beside
 from windtunnel.studies.training.launch.python_values import (
     DICTIONARY_METHODS,
     MAKING,
     NUMBERS,
     CallResult,
     Unread,
-    beside,
     compared,
     copied,
     is_instance,
@@ -103,7 +103,8 @@ class Module:
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._set(target, self.value(value, names), names)
             case ast.AugAssign(target=target, op=op, value=value):
-                self._set(target, self.value(ast.BinOp(_loaded(target), op, value), names), names)
+                before = ast.parse(ast.unparse(target), mode="eval").body
+                self._set(target, self.value(ast.BinOp(before, op, value), names), names)
             case ast.Expr(value=value):
                 self.value(value, names)
             case ast.Return(value=value):
@@ -397,7 +398,8 @@ class Module:
             return None
         if name not in modules and len(modules) < FILES_MOST:
             modules[name] = None  # while it is read itself
-            path = beside(self.place, name)
+            own = Path(*name.split("."))
+            path = beside(self.place, own.with_suffix(".py"), own / "__init__.py")
             if path is not None:
                 tree = parsed(read_text(path, GIVE, BYTES_MOST), str(path))
                 modules[name] = Module(tree, path, self.place, self.budget)
@@ -446,7 +448,3 @@ def module_of(path: Path, place: Path) -> Module:
         return Module(tree, path, place, Budget())
     except RecursionError:
         raise InputFileError(path, "is nested too deep to be followed", GIVE) from None
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(target), mode="eval").body

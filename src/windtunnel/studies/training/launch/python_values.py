@@ -6,25 +6,13 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 MAGNITUDE_MOST, TEXT_MOST = 10**15, 80
 CLASSES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict}
 NUMBERS, SCALARS = (int, float), (str, int, float)
 DICTIONARY_METHODS = ("get", "pop", "update", "items", "keys", "values", "copy")
 SPEAKERS = {"print", "log", "logger", "logging", "warnings", "isinstance", "len", "str", "repr", "type", "id", "list"}
-HARMLESS = (
-    "validate",
-    "get",
-    "to_megatron",
-    "is_",
-    "has",
-    "with_",
-    "items",
-    "keys",
-    "values",
-    "from_",
-)  # methods and functions
+HARMLESS = ("validate", "get", "to_megatron", "is_", "has", "with_", "items", "keys", "values", "from_")  # beginnings
 MAKING = ("from_", "to_megatron", "get_model_config")  # methods that make an object: `AutoBridge.from_hf_pretrained`
 BINARY = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
@@ -136,16 +124,6 @@ def copied(value: object, spend: Callable[[], None], copies: dict[int, object]) 
         pairs.update({key: copied(own, spend, copies) for key, own in value.items()})
         return pairs
     return value
-
-
-def beside(place: Path, module: str) -> Path | None:
-    """The file of a module under a folder above `place`, as far as the working directory."""
-    folder, here = place.absolute().parent.resolve(), Path.cwd().resolve()
-    above = [folder, *folder.parents]
-    within = above[: above.index(here) + 1] if here in above else [folder]
-    own = Path(*module.split("."))
-    places = (at / name for at in within for name in (own.with_suffix(".py"), own / "__init__.py"))
-    return next((at for at in places if at.is_file() and at.resolve().is_relative_to(within[-1])), None)
 
 
 def is_instance(value: object, name: str, node: ast.expr) -> object:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_left_out
+from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_comment, with_left_out
 from windtunnel.studies.training.schedules import equal_groups
 
 SCHEDULES = {
@@ -105,9 +105,7 @@ def write(plan: OpenPlan, dp: int, model: str) -> tuple[str, tuple[str, ...]]:
     if converter == CONVERTERS["fp8-current"]:
         lines += ["", "[quantize.linear.float8]"]
         lines.append(f"enable_fsdp_float8_all_gather = {_toml(bool(plan.fp8_parameters))}")
-    if left:
-        lines += ["", f"# no key for: {'; '.join(left)}"]
-    return "\n".join(lines) + "\n", tuple(left)
+    return with_comment(lines, left)
 
 
 def left_out(plan: OpenPlan, dp: int) -> list[str]:

@@ -20,8 +20,9 @@ from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.studies.training.launch import deepspeed, dialects
-from windtunnel.studies.training.launch.job_file import Native
+from windtunnel.studies.training.launch.job_file import Native, beside
 from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
+from windtunnel.studies.training.launch.python_text import parsed
 
 Settings = Mapping[str, object]
 GIVE = "give the script, its launch line or its YAML"
@@ -105,7 +106,7 @@ def dialect(path: str | Path) -> str:
     if Path(path).suffix.lower() in (".yaml", ".yml"):
         return dialects.dialect_of(read_mapping(path, GIVE))
     if Path(path).suffix.lower() == ".py":
-        values = _constants(_parsed(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
+        values = _constants(parsed(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
         return dialects.XTUNED if values.keys() >= dialects.XTUNER else ""
     return dialects.LINE if dialects.SWIFT.search(read_text(path, GIVE)) else ""
 
@@ -189,7 +190,7 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
     if isinstance(config, str):
         if _on(settings.get("torch_compile")):
             unknown.append("torch_compile with DeepSpeed")
-        place = _beside(path, config)
+        place = beside(path, config)
         if place is None:
             unknown.append(f"deepspeed {config} (no such file beside it: ZeRO 0)")
             return {"framework": "deepspeed", "zero_stage": 0}
@@ -212,15 +213,6 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
     if isinstance(stage, int):  # of a script that makes its own DeepSpeed config, as DeepSpeed-Chat's do
         return {"framework": "deepspeed", "zero_stage": stage}
     return {"framework": "fsdp", "zero_stage": 0, **compiled}
-
-
-def _beside(path: Path, name: str) -> Path | None:
-    """A file that another one names: in its folder, or above it as far as the working directory. No other is read."""
-    folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
-    above = [folder, *folder.parents]
-    within = above[: above.index(here) + 1] if here in above else [folder]
-    places = (at / name for at in within)
-    return next((place for place in places if place.is_file() and place.resolve().is_relative_to(within[-1])), None)
 
 
 def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[str, object]:
@@ -315,13 +307,6 @@ def _whole(settings: Settings, name: str, where: str) -> int:
 # ------------------------------------------------------------------------------------------------------ Python
 
 
-def _parsed(text: str, where: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputFileError(where, f"is no Python ({type(error).__name__})", GIVE) from None
-
-
 def _constants(tree: ast.Module) -> dict[str, object]:
     """Constants by the names that they are assigned to, and whether xtuner's line multiplies the steps."""
     values: dict[str, object] = {}
@@ -340,7 +325,7 @@ def _constants(tree: ast.Module) -> dict[str, object]:
 
 def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
     """Keywords of the calls that say how a Trainer trains; of names and constants alone."""
-    tree = _parsed(text, where)
+    tree = parsed(text, where)
     values = _constants(tree)
     if values.keys() >= dialects.XTUNER:
         yield from dialects.of_xtuner(values, dict(_parts(tree, values))).items()
