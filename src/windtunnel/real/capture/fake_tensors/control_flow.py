@@ -6,6 +6,8 @@ listed in the program with the script's line:
 
     what is read                                    told
     a value that is known (see known_values.py)     the value
+    what an `assert` of the script takes, and other that it holds: a healthy job passes its own checks
+    ranks decide that do not run
     a check of numbers (isfinite, isnan, any, all)  what it says of sound ones
     whether two tensors are equal, or close         that they are (equal: where their shapes are)
     any other bool                                  `flag`: False: no overflow, not finished
@@ -23,6 +25,7 @@ What was given for the line of the script that reads (`by_line`) wins over all o
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import os
 import runpy
@@ -140,6 +143,19 @@ def call_site(skip: int = 1) -> str:
             package = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return package
+
+
+def is_asserted(skip: int = 1) -> bool:
+    """Whether the innermost frame of the script reads what an `assert` of its takes as it is."""
+    frame: Any = sys._getframe(skip)
+    while frame is not None and not is_script(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    behind = [step for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti]
+    jump = next((at for at, step in enumerate(behind[:3]) if "JUMP" in step.opname), -1)  # none: it is at the jump
+    after = behind[jump + 1] if len(behind) > jump + 1 else None
+    return after is not None and (after.opname == "LOAD_ASSERTION_ERROR" or after.argrepr == "AssertionError")
 
 
 def line_of_script(skip: int = 1) -> str:
