@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,17 +177,17 @@ def _from_few(
             for runs, part, tensors in workers.outcomes[rank]["buffers"]
         ]
 
-    known = {"kind_of": kind_of, "tails_of": tails_of, "buffers_of": buffers_of}
+    find = partial(find_classes, digests=digests, kind_of=kind_of, tails_of=tails_of, buffers_of=buffers_of)
     odd_ranks: list[int] = []
     few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
     count = few if options.verify is None else options.verify
     try:
         for turn in range(MOST_DRAWS):
-            table = find_classes(layout, digests, odd_ranks, **known)
+            table = find(layout, ranks_run=odd_ranks)
             refined = _layout(launch, workers.outcomes)
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
-                table = find_classes(layout, digests, odd_ranks, **known)
+                table = find(layout, ranks_run=odd_ranks)
             sample = draw(layout, count, options.seed + turn, workers.outcomes)
             digests([*sample, *_ranks_in_source(launch, workers)])
             # Ranks that were played because others waited for them are as good a test as those that were drawn.

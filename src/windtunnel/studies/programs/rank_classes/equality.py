@@ -142,7 +142,7 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
     turns: dict[str, int] = {}
     lies: dict[tuple[str, int], str] = {}
     modules = _ModuleRoles()
-    texts: dict[tuple[int, bool], str] = {}  # shapes in words, by identity: recorded programs share a few tuples
+    texts: dict[tuple[int, bool, bool], str] = {}  # shapes in words, by identity: recorded programs share a few tuples
 
     def shapes(specs: tuple[TensorSpec, ...], many: bool, pieces: bool) -> str:
         key = (id(specs), many, pieces)
