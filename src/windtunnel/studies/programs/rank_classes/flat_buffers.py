@@ -3,8 +3,8 @@
 Optimizers that are distributed (Megatron's, DeepSpeed's ZeRO) put all parameters end to end, and each member of a group
 steps an equal part, wherever one tensor ends and the next begins. So ranks differ by which tensors lie in their part,
 and in nothing else: one piece of a matrix, or the end of one, two biases and the start of another. Those that hold
-as much, in pieces of the same dimensions in the same order, run the same ops, on pieces of other lengths. Where each
-buffer is a few layers' and comes by itself (Megatron's FSDP), which of the tensors they are pieces of counts, too.
+as much of matrices and of vectors, in pieces in the same order, run the same ops, on pieces of other lengths. Where
+each buffer is a few layers' and comes by itself (Megatron's FSDP), which of the tensors they are pieces of counts, too.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ class FlatBuffer(NamedTuple):
     tensors: tuple[tuple[int, int, int], ...]  # first byte, the one behind the last, dimensions; in order
 
     def held(self, place: int, *, which: bool = False) -> tuple[int, ...]:
-        """Bytes of a member's part in which tensors lie (between them there may be gaps), and their dimensions, or
-        `which` they are.
+        """Bytes of a member's part in which tensors lie, by number of dimensions (optimizers decay matrices alone), and
+        the dimensions of each, or `which` they are.
         """
         low, high = place * self.part, (place + 1) * self.part
         start = max(0, bisect_right(self.tensors, (low, low, 0)) - 1)
-        covered, tensors = 0, []
+        tensors = []
+        covered: dict[int, int] = {}
         for number, (begin, end, count) in enumerate(self.tensors[start:], start):
             if begin >= high:
                 break
             if end > low:
-                covered += min(end, high) - max(begin, low)
+                covered[count] = covered.get(count, 0) + min(end, high) - max(begin, low)
                 tensors.append(number if which else count)
-        return covered, *tensors
+        return *(covered[count] for count in sorted(covered)), *tensors
 
     def tail(self, *, which: bool = False) -> Tail:
         """The places from which on members hold other pieces than the one before."""
