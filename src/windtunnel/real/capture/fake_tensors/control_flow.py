@@ -33,6 +33,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.installed import installed_folders
@@ -152,9 +153,11 @@ def is_asserted(skip: int = 1) -> bool:
         frame = frame.f_back
     if frame is None:
         return False
-    behind = [step for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti]
-    jump = next((at for at, step in enumerate(behind[:3]) if "JUMP" in step.opname), -1)  # none: it is at the jump
-    after = behind[jump + 1] if len(behind) > jump + 1 else None
+    steps = [step for step in dis.get_instructions(frame.f_code) if step.offset >= frame.f_lasti]
+    behind = dropwhile(lambda step: step is steps[0] or step.opname == "TO_BOOL", steps)
+    if "JUMP" not in steps[0].opname and "JUMP" not in next(behind, steps[0]).opname:
+        return False
+    after = next(behind, None)
     return after is not None and (after.opname == "LOAD_ASSERTION_ERROR" or after.argrepr == "AssertionError")
 
 
