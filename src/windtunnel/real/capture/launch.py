@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from windtunnel.real.capture.processes.scheduler import Outcome, Report, Workers
 from windtunnel.studies.programs.folder import publish, runs_document, table_document
 from windtunnel.studies.programs.program_file import numbers_of, read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference
+from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer
 from windtunnel.studies.programs.rank_classes.grid import Grid, RankAxes, find_grid
 from windtunnel.studies.programs.rank_classes.representatives import Table, draw, find_axes, find_classes
 from windtunnel.studies.programs.rank_classes.search import NoClassesError
@@ -169,16 +171,23 @@ def _from_few(
     def tails_of(rank: int) -> list[Tail]:
         return [(numbers_of(runs), places) for runs, places in workers.outcomes[rank]["tails"]]
 
+    def buffers_of(rank: int) -> list[FlatBuffer]:
+        return [
+            FlatBuffer(numbers_of(runs), part, tuple(map(tuple, tensors)))
+            for runs, part, tensors in workers.outcomes[rank]["buffers"]
+        ]
+
+    find = partial(find_classes, digests=digests, kind_of=kind_of, tails_of=tails_of, buffers_of=buffers_of)
     odd_ranks: list[int] = []
     few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
     count = few if options.verify is None else options.verify
     try:
         for turn in range(MOST_DRAWS):
-            table = find_classes(layout, digests, odd_ranks, kind_of=kind_of, tails_of=tails_of)
+            table = find(layout, ranks_run=odd_ranks)
             refined = _layout(launch, workers.outcomes)
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
-                table = find_classes(layout, digests, odd_ranks, kind_of=kind_of, tails_of=tails_of)
+                table = find(layout, ranks_run=odd_ranks)
             sample = draw(layout, count, options.seed + turn, workers.outcomes)
             digests([*sample, *_ranks_in_source(launch, workers)])
             # Ranks that were played because others waited for them are as good a test as those that were drawn.

@@ -48,6 +48,30 @@ def test_what_follows_from_a_value_that_was_told_follows() -> None:
     assert starts == [(10, 266, 256)] * 4  # the least of those that were to be drawn
 
 
+ASSERTS = """
+ends = torch.tensor([1, 0])
+dist.all_reduce(ends, op=dist.ReduceOp.MAX)  # of ranks that do not run: they are taken to hold the same
+said.append(bool(torch.all(ends)))
+if torch.all(ends):
+    assert not said, "behind a test that is no assertion"
+said.append(torch.all(ends).item())
+assert torch.all(ends), "a part is missing"
+assert torch.all(ends > 0).item()
+try:
+    assert torch.all(torch.tensor([1, 0]))  # what this rank knows alone
+except AssertionError:
+    said.append("its own")
+"""
+
+
+def test_what_is_asserted_of_what_other_ranks_hold_holds_and_other_reads_are_as_they_were() -> None:
+    said: list[object] = []
+    code = compile(ASSERTS, "train.py", "exec")  # pytest writes its own assertions anew
+    with opened(0, 16) as world:
+        read(lambda: exec(code, {"torch": torch, "dist": dist, "said": said}), world=world)
+    assert said == [False, False, "its own"]
+
+
 def test_a_draw_is_the_answer_where_that_could_be_drawn() -> None:
     assert read(lambda: torch.randint(0, 5, (2,)).tolist(), answers=Answers(integer=3)) == [3, 3]
     assert read(lambda: torch.randint(0, 5, (2,)).tolist(), answers=Answers(integer=30)) == [4, 4]

@@ -152,4 +152,16 @@ def test_a_kernel_over_lists_counts_elements_however_they_are_cut() -> None:
     assert digest(stepped(0, 700, 300, name="aten.add_")) != digest(stepped(1, 1000, name="aten.add_"))
     difference = first_difference(stepped(0, 700, 300), stepped(1, 999))
     assert difference is not None
-    assert "float32[700] float32[300]" in difference.text
+    assert "1,000 elements on rank 0, 999 on rank 1" in difference.text
+
+
+def test_pieces_of_other_lengths_are_one_class_and_more_of_them_or_of_other_elements_are_not() -> None:
+    def copied(rank: int, *pieces: int) -> RankProgram:
+        return replace(
+            program(rank), ops=tuple(op for piece in pieces for op in stepped(rank, piece, name="aten.copy_").ops)
+        )
+
+    assert digest(copied(0, 700, 300)) == digest(copied(1, 10, 990))
+    assert first_difference(copied(0, 700, 300), copied(1, 10, 990)) is None
+    assert digest(copied(0, 700, 300)) != digest(copied(1, 1000))
+    assert digest(copied(0, 700, 300)) != digest(copied(1, 700, 299))

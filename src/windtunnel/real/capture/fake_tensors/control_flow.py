@@ -6,6 +6,8 @@ listed in the program with the script's line:
 
     what is read                                    told
     a value that is known (see known_values.py)     the value
+    what an `assert` of the script takes, and other that it holds: a healthy job passes its own checks
+    ranks decide that do not run
     a check of numbers (isfinite, isnan, any, all)  what it says of sound ones
     whether two tensors are equal, or close         that they are (equal: where their shapes are)
     any other bool                                  `flag`: False: no overflow, not finished
@@ -23,6 +25,7 @@ What was given for the line of the script that reads (`by_line`) wins over all o
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import os
 import runpy
@@ -30,6 +33,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.installed import installed_folders
@@ -140,6 +144,21 @@ def call_site(skip: int = 1) -> str:
             package = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return package
+
+
+def is_asserted(skip: int = 1) -> bool:
+    """Whether the innermost frame of the script reads what an `assert` of its takes as it is."""
+    frame: Any = sys._getframe(skip)
+    while frame is not None and not is_script(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    steps = [step for step in dis.get_instructions(frame.f_code) if step.offset >= frame.f_lasti]
+    behind = dropwhile(lambda step: step is steps[0] or step.opname == "TO_BOOL", steps)
+    if "JUMP" not in steps[0].opname and "JUMP" not in next(behind, steps[0]).opname:
+        return False
+    after = next(behind, None)
+    return after is not None and (after.opname == "LOAD_ASSERTION_ERROR" or after.argrepr == "AssertionError")
 
 
 def line_of_script(skip: int = 1) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from windtunnel.real.capture.fake_tensors.control_flow import Answers, line_of_script
+from windtunnel.real.capture.fake_tensors.control_flow import Answers, is_asserted, line_of_script
 from windtunnel.real.capture.fake_tensors.known_values import CREATED, KnownValues
 from windtunnel.real.capture.recorder.op_table import OpFacts
 from windtunnel.real.capture.recorder.rows import AFTER, COMMUNICATION, OUTPUTS, Row, Rows
@@ -85,6 +85,9 @@ class Reader:
             with compat.outside_modes():
                 value = func(*values, *args[len(inputs) :], **kwargs)
             if any(self.values.is_assumed(t) for t in inputs):
+                if inputs[0].dtype == torch.bool and value is False and is_asserted(2):
+                    value = True
+                    self.values.assume(inputs[0], value)
                 value = self._as_own(inputs[0], where, value)
                 self._note(inputs[0], value, facts)
             return value

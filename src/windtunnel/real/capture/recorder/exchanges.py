@@ -166,6 +166,9 @@ class Exchanges:
         if calls and calls[-1] is not None and calls[-1].kind in _PARTS and len(set(map(id, written))) < len(written):
             recorder.journal.note_overlap(calls[-1])
         filled = [*written, *outputs]
+        for call in calls:
+            if call is not None:
+                recorder.buffers.saw_exchange(call, [*inputs, *filled])
         for tensor in filled:
             n = ledger.number(tensor)
             writer[n] = index

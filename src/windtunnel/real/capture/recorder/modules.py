@@ -49,6 +49,7 @@ class Whereabouts:
         self.steps_in_backward = False  # the optimizer steps while gradients come, not the other way round (a closure)
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.stream: Callable[[], int] = lambda: 0
+        self.on_module: Callable[[torch.nn.Module], None] = lambda module: None  # has run
         self._on_forward = on_forward
         self._stack: list[str] = []
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
@@ -99,8 +100,9 @@ class Whereabouts:
         self._stack.append(name)
         self._forward = Place(name, "forward", self._micro_batch, False, self.stream(), self._compiled)
 
-    def _leave_module(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
+    def _leave_module(self, module: torch.nn.Module, _inputs: object, _output: object) -> None:
         self._remember_nodes()
+        self.on_module(module)
         if self._stack:
             self._stack.pop()
         self._forward = Place(

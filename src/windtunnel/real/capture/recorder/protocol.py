@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from windtunnel.real.capture.fake_tensors.data_dependent import Reader, Records
 from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda
 from windtunnel.real.capture.recorder.call_journal import CallJournal
+from windtunnel.real.capture.recorder.flat_buffers import FlatBuffers
 from windtunnel.real.capture.recorder.modules import Whereabouts
 from windtunnel.real.capture.recorder.op_table import OpFacts
 
@@ -22,6 +23,7 @@ class Recording(Records, Protocol):
     reader: Reader
     journal: CallJournal
     where: Whereabouts
+    buffers: FlatBuffers
     world: Any
     cuda: PretendedCuda | None
 

@@ -34,6 +34,7 @@ from windtunnel.real.capture.recorder.call_journal import CallJournal
 from windtunnel.real.capture.recorder.call_tensors import local_part
 from windtunnel.real.capture.recorder.dispatch import Watch
 from windtunnel.real.capture.recorder.exchanges import Exchanges
+from windtunnel.real.capture.recorder.flat_buffers import FlatBuffers
 from windtunnel.real.capture.recorder.modules import Whereabouts
 from windtunnel.real.capture.recorder.op_table import OpFacts, facts_of
 from windtunnel.real.capture.recorder.rows import Rows, measured, ops_of
@@ -91,6 +92,7 @@ class Recorder:
         self.exchanges = Exchanges(self)
         self._parameters: dict[int, int] = {}  # of all optimizers: elements that are here
         self.tails: dict[tuple[int, ...], set[int]] = {}  # of groups that share a parameter: where parts become shorter
+        self.buffers = FlatBuffers(self.ledger)
         self._mode = Watch(self, self.exchanges)
         self._open = ExitStack()
 
@@ -100,6 +102,7 @@ class Recorder:
         with ExitStack() as opening:
             opening.enter_context(self.where)
             self.where.stream = self.rows.streams.current_stream
+            self.where.on_module = self.buffers.saw_module
             opening.callback(compat.watch_resize(self.ledger.resized))
             opening.callback(compat.around_sharding_propagation(_Depth(self._mode, "unseen")))
             if compat.fake_mode() is not None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.real.capture.fake_tensors.control_flow import is_script
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.collectives import Answers
@@ -181,6 +183,13 @@ class ObjectCalls:
             output[: group.size] = [loads(data) for _ in range(group.size)]
         else:
             output[: group.size] = [loads(data)] * group.size
+        whole = None if running else part_in_hand(group, obj)
+        if whole is not None:
+            output[: group.size] = whole
+            self._note(
+                "lengths of parts of a tensor are gathered as objects: those of ranks that do not run are made up,"
+                " so that all add up to the tensor"
+            )
         for sender in running:
             theirs = messages.get(messages.key(group, sender, rank, kind), f"{kind} of objects", sender)
             output[group.members.index(sender)] = loads(theirs)
@@ -219,6 +228,42 @@ class ObjectCalls:
     def _note(self, text: str) -> None:
         if text not in self._world.notes:
             self._world.notes.append(text)
+
+
+def part_in_hand(group: Group, obj: object) -> list[object] | None:
+    """What each member gathers where one gives the shape of its part of a DTensor: all parts add up to the whole.
+
+    Which members hold the rest, nobody here knows: the next ones do, and as much as this one, or what is left.
+    """
+    if type(obj) is not list or not obj or not all(type(length) is int for length in obj):
+        return None
+    place, size = group.position, group.size
+    for tensor in _dtensors_of_callers():
+        for dimension, placement in enumerate(tensor.placements):
+            along = getattr(placement, "dim", None)
+            if along is None or tuple(obj) != tuple(tensor._local_tensor.shape):
+                continue
+            if tensor.device_mesh.get_group(dimension).group_name != group.name:
+                continue
+            left = int(tensor.shape[along]) - obj[along]
+            most = max(obj[along], -(-left // max(size - 1, 1)))
+            lengths = {place: obj[along]}
+            for other in range(place + 1, place + size):
+                lengths[other % size] = min(most, left)
+                left -= lengths[other % size]
+            return [[*obj[:along], lengths[at], *obj[along + 1 :]] for at in range(size)]
+    return None
+
+
+def _dtensors_of_callers() -> Iterator[Any]:
+    """Those that the functions of the script that are running have in hand, the innermost first."""
+    from torch.distributed.tensor import DTensor
+
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if is_script(frame.f_code.co_filename):
+            yield from (value for value in frame.f_locals.values() if isinstance(value, DTensor))
+        frame = frame.f_back
 
 
 def _is_placeholder(entry: object) -> bool:

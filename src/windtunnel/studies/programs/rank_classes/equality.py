@@ -1,14 +1,16 @@
 """When two ranks run the same program: peers written as roles, not as global ranks.
 
-The role of a call's group is its turn among the groups that the rank calls in, and how its members lie: their distances
-from the first. A message's peer is (place of the peer - own place) mod size; the root of a broadcast, reduce, gather or
-scatter is its place in the group. A number in the name of a module (`experts.5`) is its turn among those that the rank
-comes to: ranks that hold different experts do the same. What op i is, what it depends on, where it runs, its shapes and
-bytes: all as recorded; but not how many calls of its group came before, which differs from step to step. Of a kernel
-that goes over lists of tensors (`_foreach_add_`) only the elements count, not how they are cut: FSDP 1 cuts flat shards
-anywhere, and each rank holds other pieces of parameters. Memory is compared by what matters of it: what is resident in
-each category, and the peak. What the host of a GPU does to its own tensors beside the model is a batch being put
-together: how long documents are differs by rank, and is not compared.
+The role of a call's group is its turn among the groups that the rank calls in, and how its members lie: their
+distances from the first. A message's peer is (place of the peer - own place) mod size; the root of a broadcast,
+reduce, gather or scatter is its place in the group. A number in the name of a module (`experts.5`) is its turn among
+those that the rank comes to: ranks that hold different experts do the same. What op i is, what it depends on, where
+it runs, its shapes and bytes: all as recorded; but not how many calls of its group came before, which differs from
+step to step. Of a kernel that goes over lists of tensors (`_foreach_add_`) only the elements count, not how they are
+cut: FSDP 1 cuts flat shards anywhere, and each rank holds other pieces of parameters. In the optimizer, and outside
+all modules and passes, tensors are pieces of such parts too: their dimensions are compared op by op, and the elements
+of all ops of a name together. Memory is compared by what matters of it: what is resident in each category, and the
+peak. What the host of a GPU does to its own tensors beside the model is a batch being put together: how long
+documents are differs by rank, and is not compared.
 
 Roles are invariant when a group is moved: two ranks at the same places of their own groups have equal programs.
 """
@@ -44,7 +46,7 @@ def digest(program: RankProgram) -> str:
     text = hashlib.blake2b(digest_size=16)
     for role in _roles(program):
         text.update(repr(role).encode())
-    text.update(repr(sorted(memory_facts(program).items())).encode())
+    text.update(repr(sorted((memory_facts(program) | piece_totals(program)).items())).encode())
     return text.hexdigest()
 
 
@@ -67,6 +69,13 @@ def first_difference(program: RankProgram, other: RankProgram) -> Difference | N
         at = longer_order[count]
         text = f"op {at} ({_place(longer.ops[at])}): only rank {longer.rank} has it"
         return Difference(at, f"{text}, rank {shorter.rank} ends after {len(shorter.ops)} ops")
+    mine_totals, its_totals = piece_totals(program), piece_totals(other)
+    for name in sorted(mine_totals.keys() | its_totals.keys()):
+        mine_count, its_count = mine_totals.get(name, 0), its_totals.get(name, 0)
+        if mine_count != its_count:
+            at = next(at for at, op in enumerate((program if mine_count else other).ops) if name.startswith(op.name))
+            counts = f"{mine_count:,} elements on rank {program.rank}, {its_count:,} on rank {other.rank}"
+            return Difference(at, f"op {at} and others, all {name} in the optimizer and between passes: {counts}")
     mine_memory, its_memory = memory_facts(program), memory_facts(other)
     for name in sorted(mine_memory.keys() | its_memory.keys()):
         left, right = str(mine_memory.get(name, 0)), str(its_memory.get(name, 0))
@@ -84,6 +93,17 @@ def memory_facts(program: RankProgram) -> dict[str, int]:
         facts[name] = facts.get(name, 0) + event.bytes
     facts["peak"] = peak(program)[0]
     return facts
+
+
+def piece_totals(program: RankProgram) -> dict[str, int]:
+    """Elements that ops on pieces take and give, by their name and dtype."""
+    totals: dict[str, int] = {}
+    for op in program.ops:
+        if is_on_pieces(op):
+            for (dtype, device), count in _totals((*op.inputs, *op.outputs)):
+                name = f"{op.name} ({dtype}, {device})"
+                totals[name] = totals.get(name, 0) + count
+    return totals
 
 
 def peak(program: RankProgram) -> tuple[int, int]:
@@ -122,12 +142,16 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
     turns: dict[str, int] = {}
     lies: dict[tuple[str, int], str] = {}
     modules = _ModuleRoles()
-    texts: dict[tuple[int, bool], str] = {}  # shapes in words, by identity: recorded programs share a few tuples
+    texts: dict[tuple[int, bool, bool], str] = {}  # shapes in words, by identity: recorded programs share a few tuples
 
-    def shapes(specs: tuple[TensorSpec, ...], many: bool) -> str:
-        key = (id(specs), many)
+    def shapes(specs: tuple[TensorSpec, ...], many: bool, pieces: bool) -> str:
+        key = (id(specs), many, pieces)
         if key not in texts:
-            texts[key] = repr(_totals(specs) if many else tuple(map(tuple, specs)))
+            if pieces:
+                kinds = [(0 if many else len(shape), dtype, device) for shape, dtype, device in specs]
+                texts[key] = repr(sorted(set(kinds)) if many else kinds)
+            else:
+                texts[key] = repr(_totals(specs) if many else tuple(map(tuple, specs)))
         return texts[key]
 
     turn_of: dict[int, int] = {}  # of an op, among those that are compared
@@ -136,12 +160,12 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
             continue
         turn_of[index] = len(turn_of)
         call = op.communication
-        many = is_multi_tensor(op)
+        many, pieces = is_multi_tensor(op), is_on_pieces(op)
         yield (
             op.name,
             op.kind,
-            shapes(op.inputs, many),
-            shapes(op.outputs, many),
+            shapes(op.inputs, many, pieces),
+            shapes(op.outputs, many, pieces),
             None if call is None else _call_role(call, turns, lies),
             op.scalars,
             op.stream,
@@ -150,8 +174,8 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
             op.recompute,
             modules.role_of(op.module),
             float(op.flops),
-            0.0 if many else float(op.bytes_read),  # they follow from the tensors
-            0.0 if many else float(op.bytes_written),
+            0.0 if many or pieces else float(op.bytes_read),  # they follow from the tensors
+            0.0 if many or pieces else float(op.bytes_written),
             tuple(turn_of[earlier] for earlier in op.after if earlier in turn_of),
         )
 
@@ -164,12 +188,18 @@ def is_batch_making(op: Op) -> bool:
     return bool(specs) and all(spec.device == "host" for spec in specs)
 
 
+def is_on_pieces(op: Op) -> bool:
+    """Whether a kernel may work on pieces of a rank's part of a flat buffer: in the optimizer, or between passes."""
+    between = not op.module and op.phase in ("optimizer", "other")
+    return between and op.kind in ("compute", "copy") and not op.flops and not is_batch_making(op)
+
+
 def is_multi_tensor(op: Op) -> bool:
     """Whether one kernel goes over lists of tensors of any sizes, as optimizers do."""
     return op.name.startswith(_MULTI_TENSOR)
 
 
-def _totals(specs: Iterable[TensorSpec]) -> tuple[object, ...]:
+def _totals(specs: Iterable[TensorSpec]) -> tuple[tuple[tuple[str, str], int], ...]:
     """Elements by dtype and device: numbers without dimensions, such as the step of each parameter, are nothing."""
     totals: dict[tuple[str, str], int] = {}
     for shape, dtype, device in specs:

@@ -14,7 +14,7 @@ and the dimensions' names. Groups that fit no lattice (first and last stage) tak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -167,6 +167,10 @@ class RankAxes:
         for d, at in zip((*self.exact, *self.axes), (*exact, *along), strict=True):
             coordinates[d] = at
         return self.grid.rank(coordinates)
+
+    def places(self) -> Iterator[Place]:
+        """Every combination of places along the axes."""
+        return product(*map(range, self.lengths))
 
     def stages(self) -> list[Place]:
         """Every combination of exact coordinates."""

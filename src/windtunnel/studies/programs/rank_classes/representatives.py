@@ -10,6 +10,10 @@ combination of exact coordinates, a *stage*:
     kind where that differs
     equal: the stage is one class; else it is cut into boxes of places that are (`search.py`), and equal ones are joined
 
+Parts of a flat buffer are cut anywhere, so ranks between two equal ones may hold other pieces (`flat_buffers.py`):
+where
+the one with the most pieces runs another program, one rank is run of all that hold alike pieces.
+
 What lies between two equal places is taken to be equal. Ranks drawn at random test that; one that differs is taken into
 the search, which begins again, and only what holds against fresh draws is a fold.
 """
@@ -18,12 +22,13 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
+from windtunnel.studies.programs.rank_classes.flat_buffers import Alike, FlatBuffer, HeldParts
 from windtunnel.studies.programs.rank_classes.grid import Grid, Place, RankAxes
 from windtunnel.studies.programs.rank_classes.search import Box, Digests, Search, find_boxes, is_in
 from windtunnel.studies.programs.rank_classes.uneven_shards import Tail, likely_cuts
@@ -89,6 +94,7 @@ def find_classes(
     *,
     kind_of: Callable[[int], object] = lambda rank: None,
     tails_of: Callable[[int], Iterable[Tail]] = lambda rank: (),
+    buffers_of: Callable[[int], Iterable[FlatBuffer]] = lambda rank: (),
 ) -> Table:
     """Run what it takes to know every rank's program, if programs change where these and their neighbours do.
 
@@ -98,6 +104,7 @@ def find_classes(
         ranks_run: ranks to take into the search beside the first and the last of each stage.
         kind_of: of a rank that was run; stages whose first ranks are of one kind are taken to be cut alike.
         tails_of: of a rank that was run, where its shards become shorter among its peers.
+        buffers_of: of a rank that was run, the flat buffers that it holds a part of.
 
     Raises NoClassesError.
     """
@@ -115,9 +122,43 @@ def find_classes(
     for alike in kinds.values():
         if any(search.at(exact, first) != search.at(exact, last) for exact in alike if exact in probed):
             probed |= dict.fromkeys(alike)
-    likely = {exact: likely_cuts(layout, tails_of(layout.rank(exact, first))) for exact in probed}
+    tails = {exact: list(tails_of(layout.rank(exact, first))) for exact in stages}
+    parts = _cut_parts(search, kinds.values(), buffers_of, tails, probed)
+    probed |= dict.fromkeys(parts)
+    search.take_alike({key: points for held in parts.values() for key, points in held.groups.items()})
+    search.run(point for held in parts.values() for point in held.unusual)
+    for exact, held in parts.items():
+        tails[exact] += held.tails
+    likely = {exact: likely_cuts(layout, tails[exact]) for exact in probed}
     boxes = find_boxes(search, likely)
     return Table(layout, tuple(_stage(search, exact, boxes.get(exact, [(first, last)])) for exact in stages))
+
+
+def _cut_parts(
+    search: Search,
+    kinds: Iterable[Sequence[Place]],
+    buffers_of: Callable[[int], Iterable[FlatBuffer]],
+    tails: Mapping[Place, Iterable[Tail]],
+    probed: Collection[Place],
+) -> dict[Place, Alike]:
+    """Who holds alike parts of flat buffers, for stages of each kind in which it makes a difference."""
+    layout, first = search.layout, tuple(0 for _ in search.layout.axes)
+
+    def alike(exact: Place, *, which: bool) -> Alike | None:
+        parts = HeldParts(layout, buffers_of(layout.rank(exact, first)), which=which)
+        return Alike(layout, exact, parts, likely_cuts(layout, tails[exact])) if parts.tails else None
+
+    by_stage = {exact: held for exact in tails if (held := alike(exact, which=False)) is not None}
+    search.run((exact, along) for exact in by_stage if exact in probed for along in by_stage[exact].extremes)
+    cut: dict[Place, Alike] = {}
+    for stages in kinds:
+        looked_at = [exact for exact in stages if exact in by_stage and exact in probed]
+        programs = [[search.at(exact, along) for along in by_stage[exact].extremes] for exact in looked_at]
+        if any(usual != later for usual, later, _ in programs):
+            cut |= {exact: held for exact in stages if (held := alike(exact, which=True)) is not None}
+        elif any(usual != most for usual, _, most in programs):
+            cut |= {exact: by_stage[exact] for exact in stages if exact in by_stage}
+    return cut
 
 
 def _stage(search: Search, exact: Place, boxes: Sequence[Box]) -> Stage:

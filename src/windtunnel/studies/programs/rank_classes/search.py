@@ -8,7 +8,7 @@ which exchange messages run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple, NoReturn
 
@@ -39,16 +39,33 @@ class Search:
     def __init__(self, layout: RankAxes, digests: Digests) -> None:
         self.layout, self._digests = layout, digests
         self._by_place: dict[Place, dict[Place, str]] = {}
+        self._like: dict[Point, Hashable] = {}
+        self._programs_like: dict[Hashable, set[str]] = {}
 
-    def run(self, points: Iterable[Point]) -> None:
-        """Know the programs of these ranks."""
+    def take_alike(self, groups: Mapping[Hashable, Sequence[Point]]) -> None:
+        """Ranks of a group are expected to run one program: the first is run, others where two that ran differ."""
+        self._like |= {point: key for key, points in groups.items() for point in points}
+        for point, key in self._like.items():
+            if (digest := self._by_place.get(point[0], {}).get(point[1])) is not None:
+                self._programs_like.setdefault(key, set()).add(digest)
+        self.run((points[0] for points in groups.values()), expects=False)
+
+    def run(self, points: Iterable[Point], *, expects: bool = True) -> None:
+        """Know the programs of these ranks. `expects`: those of ranks like others that were run are taken from them."""
         fresh = dict.fromkeys(point for point in points if point[1] not in self._by_place.get(point[0], {}))
-        ranks = {point: self.layout.rank(*point) for point in fresh}
-        if not ranks:
-            return
-        digests = self._digests(list(ranks.values()))
-        for (exact, along), rank in ranks.items():
-            self._by_place.setdefault(exact, {})[along] = digests[rank]
+        expected = {}
+        for point in fresh if expects else ():
+            programs = self._programs_like.get(self._like.get(point), ())
+            if len(programs) == 1:
+                (expected[point],) = programs
+        ranks = {point: self.layout.rank(*point) for point in fresh if point not in expected}
+        digests = self._digests(list(ranks.values())) if ranks else {}
+        for point, rank in ranks.items():
+            if point in self._like:
+                self._programs_like.setdefault(self._like[point], set()).add(digests[rank])
+        for point in fresh:
+            exact, along = point
+            self._by_place.setdefault(exact, {})[along] = expected.get(point) or digests[ranks[point]]
 
     def at(self, exact: Place, along: Place) -> str:
         """The program of a rank that was run."""
@@ -104,7 +121,8 @@ def find_boxes(search: Search, stages: Mapping[Place, Sequence[Collection[int]]]
             boxes_of[exact].remove(box)
             boxes_of[exact] += split(box, cuts[exact, box])
         for exact, boxes in boxes_of.items():
-            if any(len({box[0][axis] for box in boxes}) > MOST_CUTS for axis in range(len(layout.axes))):
+            explained = [len(places) for places in stages[exact]]
+            if any(len({box[0][axis] for box in boxes}) > MOST_CUTS + most for axis, most in enumerate(explained)):
                 _refuse(search, exact)
 
 
