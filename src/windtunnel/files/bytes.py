@@ -19,7 +19,7 @@ TEXT_BYTES_MOST = 64 * MIB  # of tables and specs
 UNPACKED_BYTES_MOST = 4096 * MIB
 READABLE = "give the path of a file that can be read"
 GZIP = b"\x1f\x8b"
-NAME_MOST = 255  # characters of a file's name: what file systems take
+NAME_MOST, PATH_MOST = 255, 4095  # bytes of a file's name and of a whole path: what Linux takes
 
 
 def path_of(path: object, remedy: str = READABLE) -> Path:
@@ -27,7 +27,8 @@ def path_of(path: object, remedy: str = READABLE) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise SpecError("file", path, remedy)
     file_path = Path(path)
-    if any(len(name) > NAME_MOST for name in file_path.parts):
+    sizes = [len(name.encode(errors="surrogatepass")) for name in file_path.parts]
+    if max(sizes, default=0) > NAME_MOST or sum(sizes) + len(sizes) > PATH_MOST:
         raise InputFileError(str(file_path)[:80] + "...", "has a name too long for a file", remedy)
     return file_path
 

@@ -15,7 +15,8 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.faces.cli import main
-from windtunnel.files.bytes import gunzip, read_bytes, read_text
+from windtunnel.faces.report.run_list import RunList
+from windtunnel.files.bytes import gunzip, path_of, read_bytes, read_text
 from windtunnel.files.document import read_document
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -223,3 +224,11 @@ def test_every_verb_takes_a_name_too_long_for_a_file(
     for words in sorted(every | {("calibrate", "show", "FILE")}):
         assert main(["9" * 5000 if word == "FILE" else word for word in words]) == 2, words
         assert len(capsys.readouterr().err.splitlines()) == 1, words
+
+
+@pytest.mark.parametrize("name", ["9" * 5000, "a/" * 3000, "💥" * 100, "\udcff" * 300])
+def test_a_name_that_no_file_can_have_is_one_error(name: str) -> None:
+    with pytest.raises(InputFileError, match="too long"):
+        path_of(name)
+    with pytest.raises(InputFileError, match="folder of runs"):
+        RunList(Path(name))

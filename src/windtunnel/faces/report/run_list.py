@@ -20,6 +20,7 @@ from threading import Lock
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.report.prediction.spec_words import gpus, model_name
 from windtunnel.faces.report.run_folder import RESULT_FILE, load
+from windtunnel.files.bytes import path_of
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import RunsDelete, RunsList, RunsTag
@@ -61,7 +62,7 @@ class RunList:
     """The runs in a folder."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = path_of(root, "give the folder of runs")
         self._runs_read: dict[str, tuple[tuple[int, int], Run]] = {}
         self._lock = Lock()
 
