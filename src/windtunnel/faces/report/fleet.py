@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.faces.report.fleet_verdict import best_of, verdict_of
+from windtunnel.faces.report.fleet_verdict import best_of, jobs_left_out, verdict_of
 from windtunnel.studies.fleet.flows.study import FlowsStudy
 from windtunnel.studies.fleet.jobs.lint import LintAnswer
 from windtunnel.studies.fleet.live.study import LiveRun
@@ -138,8 +138,13 @@ def fleet_document(answer: Fleet) -> Document:
         f"{jobs:,} job{'' if jobs == 1 else 's'} of {plain(answer.trace)} on {plain(answer.cluster)}",
         list(_views(answer)),
         list(_details(answer)),
-        f"{of}every policy ran the same jobs" if len(answer.figures) > 1 else f"{of}{answer.figures[0]['policy']}",
+        f"{of}{_same_jobs(answer)}" if len(answer.figures) > 1 else f"{of}{answer.figures[0]['policy']}",
     )
+
+
+def _same_jobs(answer: Fleet) -> str:
+    alike = len(set(map(jobs_left_out, answer.figures))) == 1
+    return "every policy ran the same jobs" if alike else "not every policy could run every job"
 
 
 def _views(answer: Fleet) -> Iterator[View]:

@@ -18,9 +18,15 @@ JUDGED = (  # what policies are compared by: the first that all have; whether le
 )
 
 
+def jobs_left_out(figure: Mapping[str, Amount]) -> int:
+    """How many jobs a policy could not run."""
+    return sum(int(figure.get(key) or 0) for key in ("dropped_jobs", "impossible_jobs"))
+
+
 def best_of(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
-    """The policy that does best, of those that could be chosen."""
+    """The policy that does best, of those that could be chosen and ran most of the jobs."""
     figures = [figure for figure in figures if figure["policy"] != HAPPENED] or figures
+    figures = [figure for figure in figures if jobs_left_out(figure) == min(map(jobs_left_out, figures))]
     for key, _, _, less in JUDGED:
         values = [figure.get(key) for figure in figures]
         if all(isinstance(value, float | int) for value in values):
@@ -39,7 +45,8 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
     number = Number(float(value), unit)
     rest = [figure for figure in figures if figure is not best and isinstance(figure.get(key), float | int)]
     text = f"{best['policy']}: {text_of(number)} {name}"
-    others = [entry for entry in rest if entry["policy"] != HAPPENED]
+    others = [entry for entry in rest if entry["policy"] != HAPPENED and jobs_left_out(entry) == jobs_left_out(best)]
+    fewer = [str(entry["policy"]) for entry in rest if jobs_left_out(entry) > jobs_left_out(best)]
     if others:
         loser = (max if less else min)(others, key=lambda figure: float(figure[key] or 0.0))
         worst = float(loser[key] or 0.0)
@@ -55,6 +62,8 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
     then = next((entry for entry in rest if entry["policy"] == HAPPENED), None)
     if then is not None and then is not best:
         tail += f"; as it was, {text_of(float(then[key] or 0.0), unit)}"
+    if fewer:
+        tail += f"; not compared, with fewer jobs: {', '.join(fewer)}"
     doubt = _doubt(figures)
     return Headline(f"{text}{tail}.{doubt}", "warn" if doubt else "good")
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from windtunnel.faces.report.draw.console import print_document
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.fleet import Fleet, fleet_document
+from windtunnel.faces.report.fleet_verdict import best_of
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.outcome import Outcome, aggregates
 from windtunnel.views import Curve, Headline, Table
@@ -97,3 +98,16 @@ def test_a_mean_of_nothing_has_no_ratio() -> None:
     verdict = next(view.verdict for view in views if isinstance(view, Headline))
     assert verdict.startswith("srtf is best of 2")
     assert " x)" not in verdict
+
+
+def test_a_policy_that_could_not_run_all_jobs_is_not_called_the_best() -> None:
+    whole = aggregates(_outcome(), 8)
+    short = {**whole, "policy": "slurm", "jct_mean_s": 1.0, "dropped_jobs": 1}
+    other = {**whole, "policy": "easy", "jct_mean_s": 2.0 * float(whole["jct_mean_s"] or 0.0)}
+    answer = Fleet("t", "c", 8, [whole, short, other])
+    assert best_of(answer.figures) is whole
+    document = fleet_document(answer)
+    assert document.subtitle == "8 GPUs; not every policy could run every job"
+    verdict = next(view for view in document.views if isinstance(view, Headline)).verdict
+    assert verdict.startswith("fifo is best of 2")
+    assert verdict.endswith("not compared, with fewer jobs: slurm.")
