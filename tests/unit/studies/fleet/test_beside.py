@@ -401,8 +401,9 @@ def test_a_frozen_job_ends_with_the_group_above_it(group):
 
 @live
 def test_a_service_that_dies_midway_is_one_error_and_jobs_may_save(tmp_path):
-    (tmp_path / "service.py").write_text(SERVICE.replace("while True:", "for _ in range(800):"))
-    saves = f"trap 'echo saved > {tmp_path}/saved; exit 0' TERM; while true; do sleep 0.05; done"
+    begun = tmp_path / "begun"  # an idle job starts late where others want the cores
+    (tmp_path / "service.py").write_text(SERVICE.replace("while True:", f"while not os.path.exists({str(begun)!r}):"))
+    saves = f"trap 'echo saved > {tmp_path}/saved; exit 0' TERM; touch {begun}; while true; do sleep 0.05; done"
     (tmp_path / "jobs.yaml").write_text(f"jobs: [{{command: {saves!r}}}]".replace("\\'", "''"))
     question = FleetBeside(
         jobs=str(tmp_path / "jobs.yaml"), service=f"{sys.executable} {tmp_path}/service.py", alone=2.0, p95=10.0
