@@ -19,6 +19,7 @@ from windtunnel.physics.hardware import cluster_with
 from windtunnel.physics.model.operations import Transfer
 from windtunnel.physics.step.result import Result
 from windtunnel.studies.training import predict
+from windtunnel.studies.training.link_prices import LinkPrices
 from windtunnel.studies.training.pricing import Pricer
 
 law = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
@@ -108,9 +109,14 @@ class FreeTransfers(Pricer):
 
     def __init__(self, layout: Any) -> None:
         super().__init__(layout)
-        self.collective_launch_s = 0.0
+        self.host.collective_launch_s = 0.0
+        self.links = FreeLinks(layout, self.training)
 
-    def transfer(self, transfer: Transfer) -> tuple[Price, str]:
+
+class FreeLinks(LinkPrices):
+    """Messages cost nothing."""
+
+    def transfer(self, transfer: Transfer, skew: float = 1.0) -> tuple[Price, str]:
         return FREE, "scale_up"
 
     def hop(self, bytes_total: float, *, far: bool) -> tuple[Price, str]:
