@@ -13,7 +13,7 @@ from windtunnel.physics.model import load_model
 from windtunnel.studies.techniques import explained
 from windtunnel.studies.techniques.flat import lower_flat
 from windtunnel.studies.techniques.megascale import features
-from windtunnel.studies.techniques.priced import Drawn
+from windtunnel.studies.techniques.priced import TimelinePicture
 from windtunnel.studies.training import read_plan
 
 MIXTURE = {"global_batch": 64, "micro_batch": 1, "seq_len": 4096, "ep": 8, "tp": 2}
@@ -32,7 +32,7 @@ WHAT = {  # file -> (model, layers, cluster, plan, technique)
 }  # fmt: skip
 
 
-def bars_of(drawn: Drawn) -> list[Bar]:
+def bars_of(drawn: TimelinePicture) -> list[Bar]:
     """Bars of one timeline; between steps nothing is shown."""
     found = [
         Bar(task.lane.replace("_", " "), drawn.played.start_ns[n], drawn.played.end_ns[n], task.name, kind_of(task))
@@ -59,7 +59,7 @@ def overlaps() -> dict[str, list[Bar]]:
         for name in names:
             model, plan = features.with_feature(model, plan, name, features.MegaScalePlan())
         step = lower_flat(model, cluster, plan)
-        found[words] = bars_of(Drawn(step.one, step.play(), step.lanes))
+        found[words] = bars_of(TimelinePicture(step.one_batch, step.play(), step.lanes))
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from windtunnel.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("validation", "benchmarks", "examples")
+FOLDERS = ("validation", "benchmarks", "examples", "docs")
 
 
 def imported(folder: str) -> set[tuple[str, str, str]]:

@@ -307,6 +307,17 @@ def test_far_cores_come_before_those_that_share_with_the_services(tmp_path, monk
     assert machine.cores_from(range(8), 2) == [0, 1, 2, 3, 6, 7, 4, 5]
 
 
+def test_a_machine_without_disks_to_limit_has_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "BLOCK", tmp_path / "none")
+    assert machine.disks() == []
+    for name, number in (("sda", "8:0"), ("vda", "254:0")):
+        (tmp_path / name / "device").mkdir(parents=True)
+        (tmp_path / name / "dev").write_text(number + "\n")
+    (tmp_path / "zram0").mkdir()
+    monkeypatch.setattr(machine, "BLOCK", tmp_path)
+    assert machine.disks() == ["254:0", "8:0"]
+
+
 @live
 def test_a_writer_moves_no_more_than_it_may(group, tmp_path):
     slow = group.child("slow")

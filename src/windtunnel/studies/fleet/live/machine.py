@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 BLOCK = Path("/sys/block")
@@ -31,7 +32,9 @@ def memory() -> tuple[int, int]:
 
 def disks() -> list[str]:
     """Numbers of the machine's disks, as the kernel writes them: `254:0`."""
-    return sorted((path / "dev").read_text().strip() for path in BLOCK.iterdir() if (path / "device").exists())
+    with suppress(OSError):  # no such folder, or a disk that goes meanwhile
+        return sorted((path / "dev").read_text().strip() for path in BLOCK.iterdir() if (path / "device").exists())
+    return []
 
 
 def cores_from(cores: Sequence[int], first: int) -> list[int]:
