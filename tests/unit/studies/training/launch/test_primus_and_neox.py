@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputFileError
+from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model, transformer
 from windtunnel.studies.training.launch import is_native, read_native
 from windtunnel.studies.training.launch.patch import patch
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.plan import read_plan
 
 PRIMUS = """
 work_group: ${{TEAM:amd}}
@@ -69,6 +72,16 @@ def test_primus_is_megatrons_variables(tmp_path: Path) -> None:
     assert native.model == "qwen2.5-7b"
     assert native.unknown == ("--use-turbo-attention",)
     assert patch(str(path), ({"tp": 2}, 8), ({"tp": 4}, 4), 64, "qwen2.5-7b") == ""  # it is read alone
+
+
+def test_gradients_of_primus_are_megatrons(tmp_path: Path) -> None:
+    """Its file and its release say the same: fp32, as `grad_reduce_in_bf16` is false where a file says nothing."""
+    native = read_native(primus(tmp_path, "megatron", "llama3.1_8B", "global_batch_size: 64"), 8)
+    fields = {"framework": "megatron", "precision": "bf16", "global_batch": 64, "seq_len": 4096}
+    plan = read_plan(fields | {"release": "primus-26.05"})
+    layout = resolve(load_model("llama-3.1-8b"), parse_cluster("mi355x:8"), plan)
+    assert (native.fields["gradient_dtype"], layout.plan.gradient_dtype) == ("fp32", "fp32")
+    assert layout.deduplicates  # its mixtures' files use DeepEP
 
 
 def test_primus_names_of_llama(tmp_path: Path) -> None:
