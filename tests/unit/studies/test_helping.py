@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 from windtunnel.errors import SpecError
+from windtunnel.faces.report.techniques import techniques_document
 from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.studies.helping import LINES, answer
 from windtunnel.studies.techniques.registry import TECHNIQUES
@@ -28,6 +31,24 @@ def test_each_is_predicted_or_says_why_not_and_the_best_stands_first(tmp_path: P
     assert gains
     assert gains == sorted(gains, reverse=True)
     assert "cannot" in next(one for one in found if one["name"] == "prioritised_all_to_all")  # it has no experts
+
+
+def test_where_memory_is_short_what_fits_stands_first(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(LAUNCH.replace("--num-layers 4 --hidden-size 1024", "--num-layers 80 --hidden-size 5120"))
+    found = answer(Techniques(launch=str(path), cluster="h100-sxm:8"))["techniques"]
+    assert found[0]["name"] == "offload"
+    assert (found[0]["fits"], found[0]["fits_without"]) == (True, False)
+    assert float(found[0]["gain"]) < float(found[1]["gain"])
+    shown = techniques_document(found).views
+    assert shown[0].lines[0].endswith("; fits with it, out of memory without")
+    assert shown[1].lines[0].endswith("; out of memory with it, out of memory without")
+
+
+@pytest.mark.parametrize("name", sorted(LINES))
+def test_a_line_calls_what_there_is(name: str) -> None:
+    package = importlib.import_module(f"windtunnel.real.techniques.{name}")
+    assert re.search(rf"\b{name}\.(\w+)\(", LINES[name]).group(1) in package.__all__
 
 
 @pytest.mark.parametrize("asked", [Techniques(launch="train.sh"), Techniques(cluster="h100-sxm:8")])
