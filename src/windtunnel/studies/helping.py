@@ -20,6 +20,11 @@ LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp`, which
     "local_sgd": "local_sgd.apply(model, optimizer, local_steps=16), in place of DistributedDataParallel",
 }
 
+OF_LINE = {  # where the line brings a part of the technique: the parameters of that part
+    "collective_partitioning": ":pieces=1,late_weights=false,overlap=false",
+    "prioritised_all_to_all": ":pipeline=false,packing=1",
+}
+
 
 def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
     """All techniques, or the one that is named; for a job those that fit first, of these the best. Raises UserError."""
@@ -38,12 +43,14 @@ def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
         technique |= {"step_time_without_s": without.step_time_s, "fits_without": without.infeasible is None}
         technique["line"] = f"from windtunnel.real.techniques import {name}; {LINES[name]}"
         try:
-            result = predict.answer(replace(job, technique=(name,)))
+            result = predict.answer(replace(job, technique=(f"{name}{OF_LINE.get(name, '')}",)))
+            whole = predict.answer(replace(job, technique=(name,))) if name in OF_LINE else result
         except UserError as error:
             technique["cannot"] = str(error)
         else:
             gain, fits = without.step_time_s / result.step_time_s, result.infeasible is None
             technique |= {"step_time_s": result.step_time_s, "gain": gain, "fits": fits}
+            technique["gain_of_all"] = without.step_time_s / whole.step_time_s
     return {"techniques": sorted(listed, key=_merit, reverse=True)}
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.report.techniques import techniques_document
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.sweep import Techniques
+from windtunnel.studies import predict
 from windtunnel.studies.helping import LINES, answer
 from windtunnel.studies.techniques.registry import TECHNIQUES
 
@@ -31,6 +34,22 @@ def test_each_is_predicted_or_says_why_not_and_the_best_stands_first(tmp_path: P
     assert gains
     assert gains == sorted(gains, reverse=True)
     assert "cannot" in next(one for one in found if one["name"] == "prioritised_all_to_all")  # it has no experts
+
+
+def test_the_gain_is_that_of_the_line_where_it_is_a_part_of_the_technique(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(LAUNCH.replace("--global-batch-size 16", "--global-batch-size 64"))
+    found = answer(Techniques(name="centauri", launch=str(path), cluster="h100-sxm:16"))["techniques"][0]
+    job = predict.of_launch_file(ModelPart(base=str(path)), ClusterPart(base="h100-sxm:16"), {})
+    plain_s, whole_s, line_s = (
+        predict.answer(replace(job, technique=technique)).step_time_s
+        for technique in ((), ("centauri",), ("centauri:pieces=1,late_weights=false,overlap=false",))
+    )
+    assert found["gain"] == pytest.approx(plain_s / line_s)
+    assert found["gain_of_all"] == pytest.approx(plain_s / whole_s)
+    assert line_s > whole_s
+    shown = techniques_document([found]).views[0].lines[0]
+    assert shown.endswith(f"all of the technique, of which the line is a part: {plain_s / whole_s:.3f} x")
 
 
 def test_where_memory_is_short_what_fits_stands_first(tmp_path: Path) -> None:

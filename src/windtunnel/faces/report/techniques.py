@@ -47,6 +47,8 @@ def _here(technique: Mapping[str, Any]) -> list[str]:
     memory = "" if technique["fits_without"] and technique["fits"] else f"; {memory} with it"
     memory += "" if technique["fits_without"] else ", out of memory without"
     brings = f"here: {without} a step without, {after} with: {technique['gain']:.3f} x{memory}"
+    if f"{technique['gain_of_all']:.3f}" != f"{technique['gain']:.3f}":
+        brings += f"; all of the technique, of which the line is a part: {technique['gain_of_all']:.3f} x"
     return [brings, f"add: {technique['line']}"]
 
 
