@@ -89,6 +89,8 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
     most = best.waterfall[loss] / answer.wall_s
     beside = f", {text_of(worst.ettr, 'share')} with {worst.policy}" if worst is not best else ""
     text = f"; the largest loss is {LOSSES.get(loss, loss)}, {text_of(most, 'share')}" if most > 0 else ""
+    if answer.mttf_s == math.inf and not first.planned:
+        beside = text = ""  # all policies do the same: save
     verdict = f"With {best.policy}, training goes on {text_of(best.ettr, 'share')} of the time{beside}{text}."
     yield Headline(verdict, "good")
     planned = f", and {first.planned:,.0f} planned" if first.planned else ""
@@ -97,7 +99,8 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
         every = f"one every {text_of(answer.mttf_s, 's')}{planned}"
     elif planned:
         every += planned
-    every += f"; 80 % of runs: {first.interruptions_p10:,.0f} to {first.interruptions_p90:,.0f}"
+    if every != "nothing fails":
+        every += f"; 80 % of runs: {first.interruptions_p10:,.0f} to {first.interruptions_p90:,.0f}"
     of_all = f"of {text_of(best.gpu_hours, 'count')}"
     stall = f"a stall of {text_of(best.checkpoint_stall_s, 's')}"
     money = [] if best.cost_usd is None else [Figure("cost", Number(best.cost_usd, "$"))]

@@ -13,19 +13,27 @@ if TYPE_CHECKING:
 
 
 def techniques_document(listed: Sequence[Mapping[str, object]]) -> Document:
-    """Each with what it does, needs and takes."""
-    return Document("techniques", format_many(len(listed), "technique"), [_listed(entry) for entry in listed])
+    """Each with what it does, needs and takes; several for a job with what they would bring to it."""
+    title = format_many(len(listed), "technique")
+    if len(listed) > 1 and "line" in listed[0]:
+        short = [Notes(_names(entry), [*_here(entry), str(entry["does"])]) for entry in listed]
+        return Document("techniques", f"{title}, what each would bring to this job, the best first", short)
+    return Document("techniques", title, [_listed(entry) for entry in listed])
 
 
 def _listed(technique: Mapping[str, Any]) -> Notes:
-    names = f" (also {', '.join(technique['aliases'])})" if technique["aliases"] else ""
     lines = _here(technique)
     lines += [technique["does"], f"needs: {technique['needs']}", f"runs: {technique['runs']}"]
     lines += [f"not with: {', '.join(technique['excludes'])}"] if technique["excludes"] else []
     for parameter in technique["parameters"]:
         choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
         lines.append(f"{parameter['name']}={_shown(parameter['default'])} {parameter['help']}{choices}")
-    return Notes(f"{technique['name']}{names}", lines)
+    return Notes(_names(technique), lines)
+
+
+def _names(technique: Mapping[str, Any]) -> str:
+    others = f" (also {', '.join(technique['aliases'])})" if technique["aliases"] else ""
+    return f"{technique['name']}{others}"
 
 
 def _here(technique: Mapping[str, Any]) -> list[str]:
@@ -35,7 +43,13 @@ def _here(technique: Mapping[str, Any]) -> list[str]:
     if "gain" not in technique:
         return []
     without, after = format_time(technique["step_time_without_s"]), format_time(technique["step_time_s"])
-    return [f"here: {without} a step without, {after} with: {technique['gain']:.3f} x", f"add: {technique['line']}"]
+    memory = "fits" if technique["fits"] else "out of memory"
+    memory = "" if technique["fits_without"] and technique["fits"] else f"; {memory} with it"
+    memory += "" if technique["fits_without"] else ", out of memory without"
+    brings = f"here: {without} a step without, {after} with: {technique['gain']:.3f} x{memory}"
+    if f"{technique['gain_of_all']:.3f}" != f"{technique['gain']:.3f}":
+        brings += f"; all of the technique, of which the line is a part: {technique['gain_of_all']:.3f} x"
+    return [brings, f"add: {technique['line']}"]
 
 
 def gain_lines(gain: TechniqueGain) -> list[str]:

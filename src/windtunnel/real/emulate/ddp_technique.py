@@ -43,7 +43,7 @@ def checked(texts: Sequence[str]) -> None:
         if technique.name not in APPLIED:
             remedy = (
                 f"run applies {' and '.join(APPLIED)}, through a communication hook of DistributedDataParallel;"
-                f" {technique.name} is called in the script itself, from windtunnel.studies.techniques"
+                f" {technique.name} is called in the script itself, from windtunnel.real.techniques"
             )
             raise SpecError("--technique", technique.name, remedy)
         if isinstance(plan, PartitionPlan):

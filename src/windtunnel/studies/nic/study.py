@@ -73,10 +73,9 @@ def answer(question: NicQuestion) -> NicResult:
     """Split the data path. Raises UserError."""
     path, nic = read_path(Path(question.graph)), nic_named(question.nic)
     rate = parse_bandwidth(question.target, "--target")
-    if not 0 < rate <= nic.line_bytes_per_s:
-        raise SpecError(
-            "--target", question.target, f"give a rate up to the NIC's {nic.line_bytes_per_s * 8e-9:g} Gb/s"
-        )
+    if not 1e6 <= rate <= nic.line_bytes_per_s:  # below that its unit was forgotten
+        remedy = f"give a rate with its unit, up to the NIC's {nic.line_bytes_per_s * 8e-9:g} Gb/s"
+        raise SpecError("--target", question.target, remedy)
     return priced(path, nic, rate / path.packet_bytes)
 
 

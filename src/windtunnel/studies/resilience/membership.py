@@ -181,7 +181,7 @@ class Membership:
 
     def _fill(self) -> list[Action]:
         vacant = [rank for rank, name in enumerate(self.members) if name is None]
-        if not vacant or len(self.warm) < len(vacant):
+        if not vacant or len(self.warm) < len(vacant) or (len(vacant) == self.size and self._hosts_to_come()):
             return []
         for rank in vacant:
             wished = (name for name in self.warm if self.hosts and self.host_of.get(name) == rank % self.hosts)
@@ -189,6 +189,14 @@ class Membership:
             self.warm.remove(name)
             self.members[rank] = name
         return self._publish()
+
+    def _hosts_to_come(self) -> bool:
+        """Whether processes still start on a host that has fewer warm ones than ranks: without it all lie on one."""
+        for host in range(self.hosts):
+            short = [self.host_of.get(name) for name in self.warm].count(host) < len(range(host, self.size, self.hosts))
+            if short and any(self.host_of.get(name) == host for name in self.starting):
+                return True
+        return False
 
     def _publish(self) -> list[Action]:
         self.generation += 1

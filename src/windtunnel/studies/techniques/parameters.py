@@ -40,7 +40,7 @@ class PartitionPlan(Parameters):
     """Partitioned collectives (`centauri:pieces=4,group=true`)."""
 
     group: Annotated[bool | None, About("reduce inside nodes, across them and gather, as three collectives")] = None
-    pieces: Annotated[int | None, About("chunks of an all-to-all and the experts between; 1, 2, 4 or 8")] = None
+    pieces: Annotated[int | None, About("chunks of an all-to-all and the experts between")] = None
     late_weights: Annotated[
         bool | None, About("weight gradients fill the time that collectives leave (layer tier)")
     ] = None
@@ -75,7 +75,7 @@ class SparsePlan(Parameters):
     chunk: Annotated[int, About("elements that are chosen together; 1: single elements", least=1)] = 1024
     rule: Annotated[Literal["topk", "threshold"], About("how chunks are chosen")] = "topk"
     threshold: Annotated[
-        float | None, About("a fixed threshold of a chunk's mean magnitude; none: steered to the ratio")
+        float | None, About("a fixed threshold of a chunk's mean magnitude; auto: steered to the ratio")
     ] = None
     momentum: Annotated[float, About("momentum correction, that of the optimizer", least=0, most=1)] = 0.0
     warmup: Annotated[int, About("steps at first whose gradients are sent whole", least=0)] = 0

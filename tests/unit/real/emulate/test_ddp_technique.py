@@ -14,7 +14,7 @@ from windtunnel.real.emulate.run import Emulation, emulate_ranks
     ("texts", "said"),
     [
         (["lina"], "run applies collective_partitioning and sparse_gradients"),
-        (["offload:window=2"], "called in the script itself"),
+        (["offload:window=2"], "called in the script itself, from windtunnel.real.techniques$"),
         (["sparse_gradients", "centauri"], "one communication hook"),
         (["sparse_gradients", "dgc"], "given twice"),
         (["centauri:pieces=4"], "chunked linears"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from itertools import chain, combinations, product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.errors import SpecError
+from windtunnel.questions.asked.nic import Nic as NicQuestion
 from windtunnel.studies.nic.path import DataPath, Edge, Nic, Node
 from windtunnel.studies.nic.search import Choice, Class, Costs, split
-from windtunnel.studies.nic.study import _sum_of_powers, priced
+from windtunnel.studies.nic.study import _sum_of_powers, answer, priced
 
 cycles = st.integers(0, 2000).map(float)
 
@@ -99,6 +102,13 @@ def test_more_flows_than_fit_leave_more_to_the_host() -> None:
     cores = [priced(path(GATEWAY, flows, 0.6), NIC, 5e6).host_cores for flows in (10_000, 200_000, 2_000_000)]
     assert cores == sorted(cores)
     assert cores[0] < cores[-1]
+
+
+@pytest.mark.parametrize("target", ["100", "0Gb/s", "9Tb/s"])
+def test_a_rate_that_no_nic_has_is_one_error(target: str) -> None:
+    graph = Path(__file__).parents[4] / "examples" / "nic" / "gateway.yaml"
+    with pytest.raises(SpecError, match=f"^--target = '{target}': give a rate with its unit, up to"):
+        answer(NicQuestion(graph=str(graph), target=target))
 
 
 def test_what_the_nic_cannot_do_stays_on_the_host() -> None:

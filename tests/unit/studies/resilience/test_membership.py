@@ -185,3 +185,23 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
     world.warm_all()
     world.perform(world.machine.on_member_done())
     assert world.views[-1].members == ()
+
+
+def on_two_hosts() -> Membership:
+    machine = Membership(2, 1, hosts=2)
+    machine.start()
+    machine.host_of |= {"p0": 0, "p1": 1, "p2": 0}
+    return machine
+
+
+def test_a_job_begins_on_both_hosts_though_one_of_them_is_slow() -> None:
+    machine = on_two_hosts()
+    assert machine.is_warm("p0") == machine.is_warm("p2") == []  # both on host 0: it would hold both copies of a shard
+    assert machine.is_warm("p1") == [Publish(View(0, ("p0", "p1")))]
+    assert machine.warm == ["p2"]
+
+
+def test_a_job_begins_without_a_host_that_died_meanwhile() -> None:
+    machine = on_two_hosts()
+    assert machine.is_warm("p0") == machine.is_warm("p2") == []
+    assert Publish(View(0, ("p0", "p2"))) in machine.died(["p1"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -24,7 +24,7 @@ from windtunnel.studies.techniques.flat import lower_flat
 from windtunnel.studies.techniques.megascale.features import MegaScalePlan, with_feature
 from windtunnel.studies.techniques.offload.window import LayerTimes, by_formula, timeline
 from windtunnel.studies.techniques.parameters import LocalPlan, OffloadPlan, SparsePlan
-from windtunnel.studies.techniques.prioritised_all_to_all.price import choose_packing, estimate, place
+from windtunnel.studies.techniques.prioritised_all_to_all.price import choose_packing
 from windtunnel.studies.techniques.registry import TECHNIQUES, list_techniques, parse_technique
 from windtunnel.studies.training import read_plan
 
@@ -299,28 +299,10 @@ def test_megascale_features_are_each_told() -> None:
     assert told.gain == pytest.approx(told.details["parallel_block"] * told.details["tp_overlap"])
 
 
-def heaviest(popularity: Sequence[float], placed: Mapping[int, Sequence[int]], devices: int) -> float:
-    """Tokens of the fullest device over the mean, an expert's tokens shared evenly by its copies."""
-    load = [0.0] * devices
-    for expert, where in placed.items():
-        for device in where:
-            load[device] += popularity[expert] / len(where) * devices
-    return max(load)
-
-
-def test_packing_rule_and_placement() -> None:
+def test_packing_rule() -> None:
     for ratio, expected in ((0.9, 1), (1.1, 4), (4.0, 16)):
         rule = choose_packing(lambda p: 1.0, lambda p, r=ratio: r * (1 - p / 16) * 16 / 15, 16)
         assert rule == expected
-    popularity = [0.5, 0.2, 0.1, 0.1, 0.05, 0.05]
-    placed = place(popularity, 4)
-    assert all(placed[expert] for expert in range(6))
-    assert len(placed[0]) == 2
-    assert max(sum(device in where for where in placed.values()) for device in range(4)) <= 4
-    assert heaviest(popularity, placed, 4) < heaviest(popularity, {e: [e % 4] for e in range(6)}, 4)
-    assert estimate({(1,): [0.9, 0.1]}, {(1,): 10, (0,): 10}, 2) == pytest.approx([0.7, 0.3])
-    with pytest.raises(ValueError, match="do not fit"):
-        place([0.2] * 5, 1)
 
 
 def test_the_command_line(capsys) -> None:

@@ -19,7 +19,6 @@ from windtunnel.studies.techniques.offload.price import chosen, layer_times, pri
 from windtunnel.studies.techniques.offload.window import STEPS, LayerTimes, by_formula, timeline
 from windtunnel.studies.techniques.parameters import OffloadPlan, SparsePlan
 from windtunnel.studies.techniques.priced import TechniquePrice
-from windtunnel.studies.techniques.prioritised_all_to_all.price import estimate, place
 from windtunnel.studies.techniques.sparse_gradients.price import sparse
 from windtunnel.studies.training import predict, read_plan
 from windtunnel.studies.training.schedules import Kind
@@ -164,25 +163,3 @@ def test_a_sparse_reduction_chooses_and_sends_its_share(chunk: int) -> None:
     assert [task.bytes_total for task in packed] == pytest.approx([ratio * task.bytes_total for task in reduces])
     by_hand = [task.latency_ns + round((task.work_ns - task.latency_ns) * ratio) for task in reduces]
     assert [task.work_ns for task in packed] == by_hand
-
-
-# Packed experts
-
-
-def test_popular_experts_get_copies_and_nobody_is_left_out() -> None:
-    shares = estimate({(0,): [0.5, 0.5, 0.0, 0.0], (1,): [0.0, 0.0, 1.0, 0.0]}, {(0,): 30, (1,): 10, (2,): 40}, 4)
-    # Of 80 tokens 30 came along the first path, 10 along the second, and 40 along one never seen: evenly.
-    even = 40 / 80 / 4
-    assert shares == pytest.approx([0.5 * 30 / 80 + even, 0.5 * 30 / 80 + even, 10 / 80 + even, even])
-    assert estimate({}, {}, 4) == [0.0] * 4
-    placed = place([0.5, 0.25, 0.125, 0.125], 4)
-    assert [len(placed[expert]) for expert in range(4)] == [2, 1, 1, 1]  # half of the work: two devices of four
-    load = [0.0] * 4
-    for expert, share in enumerate([0.5, 0.25, 0.125, 0.125]):
-        for device in placed[expert]:
-            load[device] += share * 4 / len(placed[expert])
-    assert load == [1.0] * 4
-    with pytest.raises(ValueError, match="do not fit"):
-        place([0.1] * 10, 2, most=4)
-    full = place([0.9, 0.05, 0.05], 3, most=1)
-    assert sorted(len(devices) for devices in full.values()) == [1, 1, 1]  # the others need a place each

@@ -1,4 +1,4 @@
-"""Local SGD with a learning rate that decays over rounds and over local steps: pricing in `price`, loop in `loop`."""
+"""Local SGD with a learning rate that decays over rounds and local steps: the loop; priced in `studies.techniques`."""
 
 from __future__ import annotations
 

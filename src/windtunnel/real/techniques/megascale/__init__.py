@@ -1,4 +1,4 @@
-"""MegaScale's overlap set: features as changes of model and plan in `features`, group initialisation in `groups`."""
+"""MegaScale's overlap set: group initialisation in `groups`; features are priced in `studies.techniques`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A working window of layers on the device: pricing in `window` and `price`, the real twins in `hosted` (and `sharded`)
-and `windowed`; docs/techniques/offload.md shows how they are called.
+"""A working window of layers on the device, in `hosted` (and `sharded`) and `windowed`; priced in `studies.techniques`.
+
+docs/techniques/offload.md shows how they are called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Threshold and sparse gradients: pricing in `price`, the DDP communication hook in `ddp_hook`.
+"""Threshold and sparse gradients: the DDP communication hook in `ddp_hook`; priced in `studies.techniques`.
 
 from windtunnel.real.techniques import sparse_gradients
 

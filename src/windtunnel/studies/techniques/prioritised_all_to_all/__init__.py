@@ -1,1 +1,1 @@
-"""Lina: pricing, packing and placement in `price`; the real twins are in `windtunnel.real.techniques`."""
+"""Lina: pricing and packing in `price`; the real twins are in `windtunnel.real.techniques`."""
