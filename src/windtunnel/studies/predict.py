@@ -114,23 +114,29 @@ def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
 
 def _anchor_of(path: str, question: Predict) -> Anchor:
     """A measured run beside what is predicted for it; what a log does not say of its job is as in the question."""
-    from windtunnel.studies.measured_run import anchoring
+    from windtunnel.studies.measured_run.anchoring import (
+        Anchor,
+        check_anchorable,
+        check_possible,
+        is_anchor_file,
+        read_anchor,
+    )
 
     with about_file(path):
-        if anchoring.is_anchor_file(path):
-            where, (measured_s, own) = path, anchoring.read_anchor(path)
-            predicted = answer(own)
-            anchoring.check_anchorable(predicted)
+        if is_anchor_file(path):
+            measured_s, own = read_anchor(path)
+            anchor = Anchor(path, measured_s, answer(own))
+            check_anchorable(anchor.predicted)
         else:
-            where, measured_s, own, predicted = _logged_anchor(path, question)
-        anchoring.check_possible(path, measured_s, predicted, model_of(own.model, predicted.n_gpus))
-    return anchoring.Anchor(where, measured_s, predicted)
+            anchor, own = _logged_anchor(path, question)
+        check_possible(anchor, model_of(own.model, anchor.predicted.n_gpus))
+    return anchor
 
 
-def _logged_anchor(path: str, question: Predict) -> tuple[str, float, Predict, Result]:
-    """Of a log: what to call it, its steady step, and the question and the prediction of its job. Raises UserError."""
+def _logged_anchor(path: str, question: Predict) -> tuple[Anchor, Predict]:
+    """Of a log, and the question that predicts its job. Raises UserError."""
     from windtunnel.studies.measured_run import read_run, steady_of
-    from windtunnel.studies.measured_run.anchoring import REMEDY, check_steady
+    from windtunnel.studies.measured_run.anchoring import REMEDY, Anchor, check_steady
 
     run, machine = read_run([path]), cluster_of(question.cluster)
     n_gpus = with_settings(machine, {"gpus": run.n_gpus or machine.n_gpus}).n_gpus  # else an error would blame --set
@@ -143,7 +149,7 @@ def _logged_anchor(path: str, question: Predict) -> tuple[str, float, Predict, R
     check_steady(path, steady.lines, steady.spread)
     unsaid = [word for word, value in (("plan", run.arguments), ("GPUs", run.n_gpus)) if not value]
     where = f"{path} (which does not say its {' and '.join(unsaid)}: as asked)" if unsaid else path
-    return where, steady.seconds, own, predicted
+    return Anchor(where, steady.seconds, predicted), own
 
 
 def logged_plan(run: MeasuredRun, n_gpus: int) -> dict[str, object]:

@@ -144,23 +144,24 @@ def check_steady(path: str, lines: float, spread: float) -> None:
         raise InputFileError(path, f"its steps spread by {spread:.0%}", "an unsteady run says nothing of others")
 
 
-def check_possible(path: str, step_s: float, predicted: Result, model: Model) -> None:
+def check_possible(anchor: Anchor, model: Model) -> None:
     """Raises InputFileError for a step that is shorter than its model's FLOPs take at the peak of its GPUs.
 
     FLOPs: nothing recomputed, attention as a causal mask leaves it. Peak: of the format of the plan's GEMMs; in fp32
     they may be multiplied in TF32.
     """
+    predicted = anchor.predicted
     plan, rates = predicted.spec["plan"], predicted.spec["cluster"]["gpu"]["flops_per_s"]
     masked = model.forward_flops_per_token(plan["seq_len"]) / model.forward_flops_per_token(plan["seq_len"], "full")
     faster = max(1.0, rates.get("tf32", 0.0) / rates["fp32"]) if plan["precision"] == "fp32" else 1.0
     least_s = predicted.mfu * predicted.step_time_s * masked / faster
-    if step_s < least_s:
+    if anchor.measured_s < least_s:
         problem = (
-            f"a step of {format_time(step_s)} is shorter than the {format_time(least_s)} that the FLOPs of"
+            f"a step of {format_time(anchor.measured_s)} is shorter than the {format_time(least_s)} that the FLOPs of"
             f" {model.name} take at the peak of {predicted.n_gpus:,} GPUs"
         )
         remedy = "check the unit, and state model, GPUs, batch, length and precision of the job that was measured"
-        raise InputFileError(path, problem, remedy)
+        raise InputFileError(anchor.source, problem, remedy)
 
 
 def _plan_read(data: dict[str, object], path: str) -> dict[str, object]:
