@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from windtunnel.errors import SpecError, UserError
-from windtunnel.physics.hardware import Cluster
+from windtunnel.errors import SpecError, UserError, about_file
+from windtunnel.physics.hardware import Cluster, with_settings
 from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain, read
@@ -115,14 +114,32 @@ def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
 
 def _anchor_of(path: str, question: Predict) -> Anchor:
     """A measured run beside what is predicted for it; what a log does not say of its job is as in the question."""
-    from windtunnel.studies.measured_run import read_run, steady_of
-    from windtunnel.studies.measured_run.anchoring import ANCHOR_FILES, REMEDY, Anchor, check_steady, read_anchor
+    from windtunnel.studies.measured_run.anchoring import (
+        Anchor,
+        check_anchorable,
+        check_possible,
+        is_anchor_file,
+        read_anchor,
+    )
 
-    if Path(path).suffix.lower() in ANCHOR_FILES and not Path(path).is_dir():
-        measured_s, own = read_anchor(path)
-        return Anchor(path, measured_s, answer(own))
-    run = read_run([path])
-    n_gpus = run.n_gpus or cluster_of(question.cluster).n_gpus
+    with about_file(path):
+        if is_anchor_file(path):
+            measured_s, own = read_anchor(path)
+            anchor = Anchor(path, measured_s, answer(own))
+            check_anchorable(anchor.predicted)
+        else:
+            anchor, own = _logged_anchor(path, question)
+        check_possible(anchor, model_of(own.model, anchor.predicted.n_gpus))
+    return anchor
+
+
+def _logged_anchor(path: str, question: Predict) -> tuple[Anchor, Predict]:
+    """Of a log, and the question that predicts its job. Raises UserError."""
+    from windtunnel.studies.measured_run import read_run, steady_of
+    from windtunnel.studies.measured_run.anchoring import REMEDY, Anchor, check_steady
+
+    run, machine = read_run([path]), cluster_of(question.cluster)
+    n_gpus = with_settings(machine, {"gpus": run.n_gpus or machine.n_gpus}).n_gpus  # else an error would blame --set
     fields = {**plain_part(question.plan), **logged_plan(run, n_gpus)}
     fields.pop("dp", None)  # follows from the GPUs of that job
     own = replace(question, cluster=replace(question.cluster, n_gpus=n_gpus), plan=read_plan(fields), anchor=())
@@ -132,7 +149,7 @@ def _anchor_of(path: str, question: Predict) -> Anchor:
     check_steady(path, steady.lines, steady.spread)
     unsaid = [word for word, value in (("plan", run.arguments), ("GPUs", run.n_gpus)) if not value]
     where = f"{path} (which does not say its {' and '.join(unsaid)}: as asked)" if unsaid else path
-    return Anchor(where, steady.seconds, predicted)
+    return Anchor(where, steady.seconds, predicted), own
 
 
 def logged_plan(run: MeasuredRun, n_gpus: int) -> dict[str, object]:

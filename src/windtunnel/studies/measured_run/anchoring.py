@@ -17,12 +17,15 @@ points. Carried in full, a factor makes other plans worse (5.4 to 10.2 %).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.files.bytes import first_bytes
 from windtunnel.files.document import read_mapping
+from windtunnel.physics.model import Model
 from windtunnel.physics.step.result import Limit, Result
 from windtunnel.questions import read
 from windtunnel.questions.asked.predict import Predict
@@ -36,7 +39,9 @@ FULL, HOST_BOUND, UNSTEADY, FEW_LINES = 0.95, 0.15, 0.10, 5
 LAYOUT_FIELDS = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "schedule", "zero_stage")
 BATCH_FIELDS = ("micro_batch", "recompute", "seq_len")
 REMEDY = "write step_time, model, cluster and plan, or let `windtunnel diagnose --save-anchor FILE` write it"
-ANCHOR_FILES = (".yaml", ".yml", ".json", "")  # suffixes; anything else is what a job printed or a tracker exported
+ANCHOR_FILES = (".yaml", ".yml", ".json")  # suffixes
+HEAD_BYTES = 64 * 1024
+ANCHOR_LINES = (re.compile(rb"(?m)^step_time *:"), re.compile(rb"(?m)^(?:question|model) *:"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,14 @@ def _hashable(value: object) -> object:
 # ----------------------------------------------------------------------------------------------------------- files
 
 
+def is_anchor_file(path: str) -> bool:
+    """By its name, else by lines of an anchor file; anything else is what a job printed or a tracker exported."""
+    if Path(path).suffix.lower() in ANCHOR_FILES:
+        return not Path(path).is_dir()
+    head = first_bytes(Path(path), HEAD_BYTES)
+    return all(line.search(head) for line in ANCHOR_LINES)
+
+
 def read_anchor(path: str) -> tuple[float, Predict]:
     """The step time of an anchor file, and the question that predicts it. Raises UserError."""
     data = read_mapping(path, REMEDY)
@@ -129,6 +142,26 @@ def check_steady(path: str, lines: float, spread: float) -> None:
         raise InputFileError(path, f"rests on {lines:g} lines of a log", "measure a few steps more behind the warm-up")
     if spread > UNSTEADY:
         raise InputFileError(path, f"its steps spread by {spread:.0%}", "an unsteady run says nothing of others")
+
+
+def check_possible(anchor: Anchor, model: Model) -> None:
+    """Raises InputFileError for a step that is shorter than its model's FLOPs take at the peak of its GPUs.
+
+    FLOPs: nothing recomputed, attention as a causal mask leaves it. Peak: of the format of the plan's GEMMs; in fp32
+    they may be multiplied in TF32.
+    """
+    predicted = anchor.predicted
+    plan, rates = predicted.spec["plan"], predicted.spec["cluster"]["gpu"]["flops_per_s"]
+    masked = model.forward_flops_per_token(plan["seq_len"]) / model.forward_flops_per_token(plan["seq_len"], "full")
+    faster = max(1.0, rates.get("tf32", 0.0) / rates["fp32"]) if plan["precision"] == "fp32" else 1.0
+    least_s = predicted.mfu * predicted.step_time_s * masked / faster
+    if anchor.measured_s < least_s:
+        problem = (
+            f"a step of {format_time(anchor.measured_s)} is shorter than the {format_time(least_s)} that the FLOPs of"
+            f" {model.name} take at the peak of {predicted.n_gpus:,} GPUs"
+        )
+        remedy = "check the unit, and state model, GPUs, batch, length and precision of the job that was measured"
+        raise InputFileError(anchor.source, problem, remedy)
 
 
 def _plan_read(data: dict[str, object], path: str) -> dict[str, object]:

@@ -19,9 +19,8 @@ WHOLE = r"(?<!\d)(?<!\d[.,])(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
 NUMBER = rf"(?:np\.float\d+\()?['\"]?([-+]?(?:{WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?![.,]?\d)"
 THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron and Levanter abridge
 TIMES = {"us": 1e-6, "ms": MS, "s": 1.0}
-STEP = (
-    r"(?i)(?<!outer )(?<![\w/])(?:global_)?(?:step|iter(?:ation)?)s?[=: ]*\[?#"  # where a format does not say its own
-)
+# Where a format does not say its own.
+STEP = r"(?i:(?<!(?:micro|outer)[ -])(?<![\w/])(?:global_)?(?:step|iter(?:ation)?)s?[=: ]*\[?#)"
 
 Unit = float | Mapping[str, float]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from windtunnel.studies.measured_run.formats import FORMATS, NUMBER, TIMES, Format
+from windtunnel.studies.measured_run.formats import FORMATS, NUMBER, STEP, TIMES, Format
 from windtunnel.studies.measured_run.metrics import METRICS, MS, OF_EVALUATION
 from windtunnel.studies.measured_run.run import Step
 from windtunnel.studies.training.launch.megatron_log import ESCAPES
@@ -16,7 +16,8 @@ SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 CLOCK = re.compile(  # glog's has no year
     r"(?:(\d{4})[-/](\d\d)[-/](\d\d)[ T]|\bI(\d\d)(\d\d) )(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?"
 )
-NUMBERED = re.compile(rf"(?i)\b(?:step|iter(?:ation)?|batch)[:= ]*\[?{NUMBER}.*\bloss")
+# An inner step may be a step, as DiLoCo's, or a part of one: its clock alone does not tell.
+NUMBERED = re.compile(r"(?i)(?<!inner[ -])" + STEP.replace("step|", "step|batch|").replace("#", NUMBER) + r".*\bloss")
 RANK = re.compile(r"\[(?:default|rank[- ]?|Rank )(\d+)(?:/\d+)?\]")
 # Bars of what is no training step: what is loaded, made or judged before and beside it, and parts of a step of RL.
 OTHER_BARS = re.compile(
@@ -31,6 +32,7 @@ JUDGING = r"(?<![a-z])(?:eval(?:uat\w+)?|valid(?:at\w+)?|val|test(?:ing)?)(?![a-
 JUDGING_STEP = re.compile(rf"(?i){JUDGING}[\[\]):|\s-]*(?:global[ _])?(?:step|iter|batch|epoch)")
 # In a loop of nobody's framework also a line that tells of one, or of what is saved: its time is of that.
 BESIDE_STEPS = re.compile(rf"(?i){JUDGING}|\b(?:checkpoint|ckpt|sav(?:ed|ing)\b)")
+MICRO_STEP = re.compile(r"(?i)\bmicro[ _-]?(?:step|iter(?:ation)?)[=: ]*\[?\d")
 OWN_LOOPS = ("training loop", "nanoGPT")
 NAMED = re.compile(
     rf"(?<!\w)((?:[\w.-]{{1,64}}/){{0,8}})({'|'.join(map(re.escape, METRICS))})['\"]? *[:=] *{NUMBER}"
@@ -94,7 +96,7 @@ def _numbered(line: str) -> Record | None:
 def _read(form: Format, line: str) -> Record | None:
     if form.name == "progress bar" and OTHER_BARS.search(line) and not TRAINING_BAR.search(line):
         return None
-    if form.name in OWN_LOOPS and BESIDE_STEPS.search(line):
+    if form.name in OWN_LOOPS and (BESIDE_STEPS.search(line) or MICRO_STEP.search(line)):
         return None
     values: dict[str, float] = {}
     rounded = ""

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
 from windtunnel.questions import read
 from windtunnel.studies.measured_run.anchoring import (
     BATCH,
@@ -99,3 +101,56 @@ def test_a_step_time_without_a_unit_is_refused(tmp_path: Path) -> None:
     path.write_text("step_time: -1s\nmodel: llama-3-8b\ncluster: h100-sxm:16\nplan: {global_batch: 8, seq_len: 64}\n")
     with pytest.raises(UserError):
         answer(read({**STEP, "anchor": [str(path)]}))
+
+
+def at_peak_s(rate: str) -> float:
+    """A step of `STEP` whose products take no more than the peak of all GPUs."""
+    flops = 3.0 * 64 * 4096 * load_model("llama-3-8b").forward_flops_per_token(4096)
+    return flops / 16 / parse_cluster("h100-sxm:16").gpu.peak_flops(rate)
+
+
+@pytest.mark.parametrize(("precision", "rate"), [("bf16", "bf16"), ("fp8", "fp8"), ("fp32", "tf32")])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("suffix", [".yaml", ".log"])
+def test_a_step_below_its_flops_at_the_peak_is_refused_and_no_other(
+    precision: str, rate: str, recompute: str, suffix: str, tmp_path: Path
+) -> None:
+    plan = {**PLAN, "precision": precision, "recompute": recompute}
+    path, least_s = tmp_path / f"run{suffix}", at_peak_s(rate)
+
+    def anchored(step_s: float) -> None:
+        written = f"step_time: {step_s}s\nmodel: llama-3-8b\ncluster: h100-sxm:16\nplan: {plan}\n"
+        line = f" iteration {{}}/ 99 | elapsed time per iteration (ms): {1e3 * step_s} | global batch size: 64 |\n"
+        path.write_text(written if suffix == ".yaml" else "".join(line.format(at) for at in range(1, 30)))
+        answer(read({**STEP, "plan": plan, "anchor": [str(path)]}))
+
+    anchored(1.01 * least_s)
+    with pytest.raises(
+        UserError, match=rf"{path}.*: a step of .* is shorter than the .* check the unit, and state model"
+    ):
+        anchored(0.99 * least_s)
+
+
+LOG = "".join(
+    f" iteration {at}/ 99 | elapsed time per iteration (ms): 3000.0 | global batch size: 64 |\n" for at in range(1, 30)
+)
+
+
+@pytest.mark.parametrize("name", ["slurm-123", "run.out", "run.v2"])
+def test_what_a_file_without_a_suffix_of_anchors_is_its_content_says(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    for text in (LOG, Path(anchor(tmp_path, 3.0)).read_text()):
+        path.write_text(text)
+        assert f"{path} " in answer(read({**STEP, "anchor": [str(path)]})).warnings[-1]
+        assert "anchored" in answer(read({**STEP, "anchor": [str(path)]})).warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"), [(7, "tp 2 x pp 1 x cp 1 = 2 does not divide 7 GPUs"), (9999999, "gpus = 9999999: must be whole")]
+)
+def test_a_mistake_of_a_log_names_the_log(gpus: int, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(f"world_size: {gpus}\n{LOG}")
+    with pytest.raises(UserError) as error:
+        answer(read({**STEP, "anchor": [str(path)]}))
+    assert str(error.value).startswith(f"{path}: {said}")

@@ -12,6 +12,7 @@ import pytest
 from windtunnel.errors import UserError
 from windtunnel.studies.measured_run import read_run, steady_of
 from windtunnel.studies.measured_run.collectives import waits_for
+from windtunnel.studies.measured_run.lines import read_line
 from windtunnel.studies.measured_run.logs import run_of_text
 from windtunnel.studies.measured_run.run import phases_of
 
@@ -412,3 +413,27 @@ def test_a_bar_that_is_rounded_too_much_is_named() -> None:
     run = run_of_text("[ 22/290 02:50 < 38:04, 0.12 it/s, Epoch 0.36/5]\n", "a")
     assert not run.steps
     assert "rounded too much" in run.not_understood[0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "step_s"),
+    [
+        *(("step {at}", 2.0), ("global_step {at}", 2.0), ("batch {at}", 2.0)),
+        *(("step {whole} micro-step {part}", 8.0), ("step {whole} micro step {part}/4", 8.0)),
+        *(((f"{word}{mark}step {{at}}"), None) for word in ("micro", "outer", "inner") for mark in ("-", " ", "_")),
+        *(("Micro Iteration {at}", None), ("micro-batch {at}", None), ("epoch/step {at}", None)),
+    ],
+)
+def test_the_clock_of_parts_of_steps_is_no_time_of_a_step(numbers: str, step_s: float | None) -> None:
+    lines = [
+        f"2026-11-30 10:{2 * at // 60:02}:{2 * at % 60:02} {numbers.format(at=at, whole=at // 4, part=at % 4)} loss 3.1"
+        for at in range(40)
+    ]
+    run = run_of_text("\n".join(lines), "a.log").with_seconds(1e6, 128, 8)
+    assert len(run.steps) == (0 if step_s is None else 40)
+    assert step_s is None or steady_of(run).seconds == step_s
+
+
+@pytest.mark.parametrize("word", ["micro-step 3", "micro step 3", "step 5 | micro_step 3", "micro-iteration: 3"])
+def test_a_time_beside_a_micro_step_is_no_time_of_a_step(word: str) -> None:
+    assert read_line(f"{word} | loss 3.1 | time: 0.5 s") is None
