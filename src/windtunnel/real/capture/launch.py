@@ -3,8 +3,8 @@
 1. Rank 0 is played. Its groups give the grid of ranks, its messages the dimensions along which all coordinates are run.
 2. `representatives.find_classes` asks for ranks until it knows the classes; pipelines run together.
 3. Ranks drawn at random are played and held against the class they were taken to be of. One that differs is taken into
-   the search, which begins again; where that finds no end, the capture ends with the first op that differs: a fold that
-   is not exact is worth nothing.
+   the search, which begins again, and more are drawn; where that finds no end, the capture ends with the first op that
+   differs: a fold that is not exact is worth nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ PLAYER = "windtunnel.real.capture.processes.rank_process:play"
 PLAYS = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}  # as `Workers` take it
 DRAWN, FEW_RANKS = 4, 8
 MOST_DRAWS = 4  # times that drawn ranks may differ from what they were taken to be
+MORE_DRAWN = 4  # times as many are drawn after that: a rank that differs and was met by chance is hardly ever alone
 MOST_AT_ALL = 4096  # ranks that `--representatives all` plays
 
 
@@ -115,6 +116,7 @@ def _captured(
 ) -> dict[str, object]:
     task = task_of(launch, options)
     table: Table | None = None
+    notes: list[str] = []
     if options.ranks:
         workers.run(options.ranks, task, helpers_end=True)
         classes = {rank: [rank] for rank in options.ranks}
@@ -126,7 +128,7 @@ def _captured(
         classes, grid, tables = _from_all(launch, workers)
         verified = list(range(launch.world_size))
     else:
-        table, verified = _from_few(launch, options, workers, task)
+        table, verified, notes = from_few(launch, options, workers, task)
         tables, grid = table_document(table), table.layout.grid
         classes = {rank: [rank] for rank in table.counts()}
     if not options.ranks and not any(outcome["flops"] for outcome in workers.outcomes.values()):
@@ -149,14 +151,15 @@ def _captured(
     checks.compare_orders_of_sets(task)
     main.document.update(checks.document() | period.document())
     main.document["not_seen"] = [*period.unseen, *checks.not_reached(), *_not_run(launch, workers)]
-    main.document["notes"] = sorted({*facts["notes"], *checks.notes})
+    main.document["notes"] = sorted({*facts["notes"], *checks.notes, *notes})
     publish(out, main.document, main.files, {part.name: (part.document, part.files) for part in parts[1:]})
     return dict(main.document)
 
 
-def _from_few(
+def from_few(
     launch: Launch, options: Options, workers: Workers, task: Mapping[str, object]
-) -> tuple[Table, list[int]]:
+) -> tuple[Table, list[int], list[str]]:
+    """Whom each rank is like, the ranks drawn to test it, and notes. Raises ScriptError where no few stand for all."""
     all_will_run = options.verify is None and launch.world_size <= FEW_RANKS
     workers.run([0], task, helpers_end=not all_will_run)
     layout = _layout(launch, workers.outcomes)
@@ -179,6 +182,7 @@ def _from_few(
 
     find = partial(find_classes, digests=digests, kind_of=kind_of, tails_of=tails_of, buffers_of=buffers_of)
     odd_ranks: list[int] = []
+    notes: list[str] = []
     few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
     count = few if options.verify is None else options.verify
     try:
@@ -189,12 +193,17 @@ def _from_few(
                 layout = refined
                 table = find(layout, ranks_run=odd_ranks)
             sample = draw(layout, count, options.seed + turn, workers.outcomes)
-            digests([*sample, *_ranks_in_source(launch, workers)])
+            named = _ranks_in_source(launch, workers)
+            digests([*sample, *named])
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
             odd = _that_differs(table, workers)
             if odd is None:
-                return table, sample
+                return table, sample, notes
             odd_ranks.append(odd)
+            if odd not in named:
+                count *= MORE_DRAWN
+                what = "met by chance, ran another program than the ranks that it was taken to be like"
+                notes.append(f"rank {odd:,}, {what}: {count} more were drawn")
     except NoClassesError as error:
         workers.run([error.one, error.other], task)
         raise _not_folded(launch, workers, layout.grid, error.one, error.other) from None

@@ -83,5 +83,21 @@ def test_a_rank_that_is_not_like_those_with_alike_parts_is_found_once_it_was_run
     assert all(program(table.representative_of(rank)) == program(rank) for rank in WORLD)
 
 
+def test_where_alike_parts_do_not_decide_the_program_all_ranks_that_hold_such_are_run() -> None:
+    """Every second layer's bias is treated otherwise, for all four experts: one rank that shows it was met."""
+    experts = laid_out(range(0, 1024, 4), [(40_000, 2), (100, 1)] * 16)
+
+    def program(rank: int) -> str:
+        which = experts.held(rank // 4, which=True)
+        return f"{experts.held(rank // 4)} {len(which) > 4 and which[-1] % 4 == 0}"
+
+    mixed = [rank for rank in WORLD if program(rank).endswith("True")]
+    assert {rank % 4 for rank in mixed} == {0, 1, 2, 3}
+    for odd in mixed[:4]:
+        table, runs = folded(program, (experts,), odd=[odd])
+        assert all(program(table.representative_of(rank)) == program(rank) for rank in WORLD)
+        assert runs < 200
+
+
 def test_a_group_that_is_no_lattice_says_nothing() -> None:
     assert not HeldParts(find_axes(GRID, []), [laid_out((0, 1, 7, 9), [(30, 2), (10, 1)])]).tails

@@ -11,8 +11,8 @@ combination of exact coordinates, a *stage*:
     equal: the stage is one class; else it is cut into boxes of places that are (`search.py`), and equal ones are joined
 
 Parts of a flat buffer are cut anywhere, so ranks between two equal ones may hold other pieces (`flat_buffers.py`):
-where
-the one with the most pieces runs another program, one rank is run of all that hold alike pieces.
+where the one with the most pieces runs another program, one rank is run of all that hold alike pieces, and each of them
+once two that do were found to differ.
 
 What lies between two equal places is taken to be equal. Ranks drawn at random test that; one that differs is taken into
 the search, which begins again, and only what holds against fresh draws is a fold.

@@ -19,6 +19,7 @@ MOST_CUTS = 64  # of one axis at one stage; more are no structure but noise
 MOST_UNEXPLAINED = 16  # of those that no shard explains, along an axis that is longer than MOST_CUTS
 
 Point = tuple[Place, Place]  # (coordinates along exact dimensions, places along the axes)
+Group = tuple[Hashable, ...]  # what its ranks are known by
 Digests = Callable[[Sequence[int]], Mapping[int, str]]  # runs these ranks, and says which programs are equal
 Box = tuple[Place, Place]  # its first place and its last
 
@@ -39,11 +40,15 @@ class Search:
     def __init__(self, layout: RankAxes, digests: Digests) -> None:
         self.layout, self._digests = layout, digests
         self._by_place: dict[Place, dict[Place, str]] = {}
-        self._like: dict[Point, Hashable] = {}
-        self._programs_like: dict[Hashable, set[str]] = {}
+        self._like: dict[Point, Group] = {}
+        self._programs_like: dict[Group, set[str]] = {}
 
-    def take_alike(self, groups: Mapping[Hashable, Sequence[Point]]) -> None:
-        """Ranks of a group are expected to run one program: the first is run, others where two that ran differ."""
+    def take_alike(self, groups: Mapping[Group, Sequence[Point]]) -> None:
+        """Ranks of a group are expected to run one program: the first is run, others where two that ran differ.
+
+        What a group is known by ends with the parts that its ranks hold. Two that differ there show that those parts do
+        not decide the program, and so all that hold them are run, of whichever group.
+        """
         self._like |= {point: key for key, points in groups.items() for point in points}
         for point, key in self._like.items():
             if (digest := self._by_place.get(point[0], {}).get(point[1])) is not None:
@@ -54,10 +59,10 @@ class Search:
         """Know the programs of these ranks. `expects`: those of ranks like others that were run are taken from them."""
         fresh = dict.fromkeys(point for point in points if point[1] not in self._by_place.get(point[0], {}))
         expected = {}
+        doubtful = {group[-1] for group, programs in self._programs_like.items() if len(programs) > 1}
         for point in fresh if expects else ():
-            programs = self._programs_like.get(self._like.get(point), ())
-            if len(programs) == 1:
-                (expected[point],) = programs
+            if (group := self._like.get(point)) is not None and group[-1] not in doubtful:
+                (expected[point],) = self._programs_like[group]
         ranks = {point: self.layout.rank(*point) for point in fresh if point not in expected}
         digests = self._digests(list(ranks.values())) if ranks else {}
         for point, rank in ranks.items():
