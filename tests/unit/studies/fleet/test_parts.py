@@ -260,6 +260,53 @@ def test_quotas_count_parts(tmp_path: Path) -> None:
     assert read_jobs(written).quotas == jobs.quotas
 
 
+def test_slices_and_whole_gpus_have_quotas_of_their_own(tmp_path: Path) -> None:
+    """Neither stands in for the other, whatever else is in the file; a queue has one first job of both."""
+    slices, whole = job("a", {"nvidia.com/mig-1g.10gb": "2"}), job("b", {"nvidia.com/gpu": "2"})
+
+    def starts(quotas: list[dict[str, object]], *jobs: dict[str, object]) -> dict[str, float]:
+        (outcome,) = fleet(k8s(tmp_path, *quotas, *jobs), "h100-sxm:1x8", "kueue").outcomes
+        return dict(zip((name.split("/")[1] for name in outcome.jobs.name), outcome.start_s.tolist(), strict=True))
+
+    no_gpus = queue(**{"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 16})
+    for jobs in ((whole,), (whole, slices), (slices, whole)):
+        assert np.isnan(starts(no_gpus, *jobs)["b"])
+    no_slices = queue(**{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb": 1})
+    assert np.isnan(starts(no_slices, slices)["a"])
+    both = queue(**{"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 2})
+    later = job("c", {"nvidia.com/gpu": "2"}), job("d", {"nvidia.com/mig-1g.10gb": "2"})
+    assert starts(both, slices, whole, *later) == {"a": 0, "b": 0, "c": 100, "d": 100}
+    for strategy, start in (("StrictFIFO", 100), ("BestEffortFIFO", 0)):
+        both[0]["spec"]["queueingStrategy"] = strategy  # type: ignore[index]
+        assert starts(both, whole, later[0], slices)["a"] == start
+
+
+def test_slices_are_borrowed_of_slices(tmp_path: Path) -> None:
+    def cluster_queue(name: str, quotas: dict[str, int], **limits: int) -> list[dict[str, object]]:
+        found, local = queue(**quotas)
+        found["metadata"], found["spec"]["cohortName"] = {"name": name}, "all"  # type: ignore[index]
+        for row in found["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:  # type: ignore[index]
+            row.update(limits)
+        local["metadata"], local["spec"] = {"name": name, "namespace": "n"}, {"clusterQueue": name}
+        return [found, local]
+
+    jobs = [job(f"a{at}", {"nvidia.com/mig-1g.10gb": "4"}) for at in range(2)]
+    for each in jobs:
+        each["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "c"  # type: ignore[index]
+    for lender, limits, starts in (
+        ({"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 4}, {}, [0, 0]),
+        ({"nvidia.com/gpu": 8, "nvidia.com/mig-1g.10gb": 0}, {}, [0, 100]),
+        ({"nvidia.com/gpu": 8, "nvidia.com/mig-1g.10gb": 4}, {"borrowingLimit": 3}, [0, 100]),
+    ):
+        queues = cluster_queue("c", {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 4}, **limits)
+        trace = k8s(tmp_path, *queues, *cluster_queue("d", lender), *jobs)
+        (outcome,) = fleet(trace, "h100-sxm:1x8", "kueue").outcomes
+        assert outcome.start_s.tolist() == starts
+        read = read_jobs(trace)
+        again = write(tmp_path, queues_text(read.quotas, read.cohorts) + "---\n" + json.dumps(jobs[0]), "again.yaml")
+        assert read_jobs(again).quotas == read.quotas
+
+
 def test_slurm_tells_its_parts(tmp_path: Path) -> None:
     head = "JobID|Submit|Start|End|Elapsed|State|NNodes|AllocTRES"
     times = "2026-03-02T08:00:00|2026-03-02T08:00:00|2026-03-02T08:01:40|00:01:40|COMPLETED"
