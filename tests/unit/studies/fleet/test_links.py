@@ -133,6 +133,6 @@ def test_traffic_that_is_half_told_is_refused(tmp_path: Path, cells: str, says: 
     for site in (SITE, SITE.replace("link: 50Gb/s\n", "")):
         with pytest.raises(UserError, match=says):
             run(tmp_path, f"a,0,12,100,{cells}\nb,0,12,50,3,1\n", site=site)
+    (tmp_path / "rate.csv").write_text("job,submit_s,gpus,duration_s,rate_gbps\na,0,12,100,5\n")
     with pytest.raises(UserError, match="rate_gbps = '5' comes without period_s"):
-        (tmp_path / "rate.csv").write_text("job,submit_s,gpus,duration_s,rate_gbps\na,0,12,100,5\n")
         fleet(tmp_path / "rate.csv", "h100-sxm:8x8")

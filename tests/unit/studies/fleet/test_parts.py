@@ -206,6 +206,20 @@ def test_what_is_no_part_of_this_gpu_is_named(tmp_path: Path) -> None:
         parse_site(str(write(tmp_path, "gpus: 4\nshares_per_gpu: -1\n", "bad.yaml")))
 
 
+def test_lint_finds_what_is_a_part_of_no_gpu(tmp_path: Path) -> None:
+    """Without a cluster too; how many shares a GPU has only the cluster's file says."""
+    rows = "".join(f"j{at},{at},1,10,{text}\n" for at, text in enumerate(
+        ("9g.99gb", "-1", "nan", "{0}", "0 shares", "2 shares", "1g.5gb", "1g.10gb", "0.5", "")))  # fmt: skip
+    jobs = read_jobs(write(tmp_path, "job,submit_s,gpus,duration_s,part\n" + rows))
+
+    def odd(site: str) -> list[str]:
+        findings = lint_jobs(jobs, parse_site(site) if site else None)
+        return [name for finding in findings if finding.kind == "part" for name in finding.jobs]
+
+    assert odd("") == ["j0", "j1", "j2", "j3", "j4"]
+    assert odd("h100-sxm:1x4") == ["j0", "j1", "j2", "j3", "j4", "j5", "j6"]
+
+
 def k8s(tmp_path: Path, *objects: object) -> Path:
     return write(tmp_path, json.dumps({"items": objects}), "k8s.json")
 
@@ -324,6 +338,23 @@ def test_slurm_tells_its_parts(tmp_path: Path) -> None:
     for outcome in (current, tiresias):
         assert outcome.gpu_seconds.tolist() == [25, 50, 75, 400, 200]
     assert not np.isnan(tiresias.end_s).any()
+
+
+def test_shares_of_slurm_that_are_on_no_node_alike_are_named(tmp_path: Path) -> None:
+    """Nine shards on four nodes, 300 hundredths on two: by its total alone nobody can say what lies where."""
+    head = "JobID|Submit|Start|End|Elapsed|State|NNodes|AllocTRES"
+    times = "2026-03-02T08:00:00|2026-03-02T08:00:00|2026-03-02T08:01:40|00:01:40|COMPLETED"
+    tres = (("gres/shard=9", 4), ("gres/mps=300", 2), ("gres/mps=0", 1), ("gres/shard=8", 4), ("gres/mps=100", 2))
+    rows = [f"{at}|{times}|{nodes}|{text}" for at, (text, nodes) in enumerate(tres)]
+    jobs = read_jobs(write(tmp_path, "\n".join([head, *rows]) + "\n", "log.txt"))
+    assert jobs.gpus.tolist() == [0, 0, 0, 4, 2]
+    assert jobs.columns["part"] == ["", "", "", "2 shares", "0.5"]
+    (unread,) = jobs.not_understood
+    assert unread.examples == ("0 (gres/shard=9 on 4 nodes)", "1 (gres/mps=300 on 2 nodes)")
+    (outcome,) = fleet(tmp_path / "log.txt", "a100:8").outcomes
+    assert {at: why for at, why in outcome.why.items() if at < 3} == dict.fromkeys(range(3), "asks no GPU")
+    alone = read_jobs(write(tmp_path, "\n".join([head, rows[0]]) + "\n", "alone.txt"))
+    assert alone.not_understood[0].count == 1
 
 
 def test_nodes_that_fail_take_parts_with_them(tmp_path: Path) -> None:

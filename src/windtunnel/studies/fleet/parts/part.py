@@ -77,16 +77,19 @@ def profiles_of(gpu: str) -> dict[str, Part]:
     return _profiles().get(name, {})
 
 
-def part_of(text: str, gpu: str = "gpu", shares: int = 0) -> Part | str:
-    """The part that a text names, on a GPU that is cut into `shares`; else what is wrong, in words after the job."""
+def part_of(text: str, gpu: str = "gpu", shares: int | None = 0) -> Part | str:
+    """The part that a text names, on a GPU that is cut into `shares`; else what is wrong, in words after the job.
+
+    Of a cluster that nobody names (`gpu`, `shares` None) any profile and any number of shares is right.
+    """
     profile, counted = PROFILE.fullmatch(text), SHARES.fullmatch(text)
     if profile:
         known = profiles_of(gpu)
         names = f"has {', '.join(known)}" if known else "has no MIG"
         return known.get(profile[1]) or f"asks for {text}, and {gpu} {names}"
-    if counted and not shares:
+    if counted and shares == 0:
         return f"asks for {text} of a GPU, and --cluster's file does not say `shares_per_gpu`"
-    share = int(counted[1]) / shares if counted else number_of(text)
+    share = int(counted[1]) / (shares or max(int(counted[1]), 1)) if counted else number_of(text)
     if not 1 <= share * UNITS + 1e-9 < UNITS + 1:
         return f"asks for {text[:40]!r} of a GPU: write a profile such as 1g.10gb, or a share from 0.001 to 1"
     return Part(int(share * UNITS + 1e-9))
@@ -95,7 +98,7 @@ def part_of(text: str, gpu: str = "gpu", shares: int = 0) -> Part | str:
 def parts_of(jobs: Jobs, site: Site | None) -> list[Part | str | None]:
     """The part of each job, None where it asks for whole GPUs; a text says what is wrong."""
     texts = jobs.columns.get("part", [""] * len(jobs))
-    gpu, shares = ("gpu", 0) if site is None else (site.gpu, site.shares)
+    gpu, shares = ("gpu", None) if site is None else (site.gpu, site.shares)
     known = {text: part_of(text, gpu, shares) if text else None for text in set(texts)}
     whole = Part(UNITS)
     return [None if known[text] == whole else known[text] for text in texts]
