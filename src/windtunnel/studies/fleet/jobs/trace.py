@@ -55,7 +55,12 @@ class Quota:
     borrow_priority: float | None = None
     weight: float = 1.0  # of fair sharing
     slices: Mapping[str, Slices] = field(default_factory=dict)  # of MIG, by profile: its own beside whole GPUs
-    whole_queue: str = ""  # the queue whose slices of one profile these are: one job of both is the first
+    whole_queue: str = ""  # the queue whose slices of one profile these are
+
+    @property
+    def head_of(self) -> str:
+        """The queue that has one first job of whole GPUs and of slices."""
+        return self.whole_queue or self.name
 
 
 @dataclass(frozen=True, slots=True)

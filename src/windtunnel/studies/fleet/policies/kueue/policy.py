@@ -44,8 +44,7 @@ class Kueue(Rules):
             return
         waiting: dict[str, list[Line]] = {}
         for line in state.lines(board, stopped):
-            whole = self.quotas[line.queue].whole_queue if line.queue else ""
-            waiting.setdefault(whole or line.queue, []).append(line)
+            waiting.setdefault(self.quotas[line.queue].head_of if line.queue else "", []).append(line)
         yield from self._without_queue(waiting.pop("", []), board)
         queues = state.books.queues
         while heads := _heads(waiting):
@@ -69,7 +68,7 @@ class Kueue(Rules):
                     reserved.append((node, room))
                 quota = self.quotas[job.queue]
                 if quota.strict:
-                    waiting[quota.whole_queue or quota.name].clear()
+                    waiting[quota.head_of].clear()
             for node, room in reserved:
                 node.add(-room)
         board.released.clear()
