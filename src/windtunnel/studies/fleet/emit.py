@@ -14,7 +14,7 @@ from shlex import quote
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.kubernetes_parts import SLICES
-from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
+from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota, Slices
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Association, Cluster, Limits, Partition, Qos
 from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
 from windtunnel.studies.fleet.site import Site
@@ -41,13 +41,16 @@ def queues_text(quotas: Sequence[Quota], cohorts: Sequence[Cohort]) -> str:
 
 
 def _groups(holder: Quota | Cohort) -> list[dict[str, object]]:
-    limits = {"borrowingLimit": holder.borrowing_limit, "lendingLimit": holder.lending_limit}
-    gpus = {"name": "nvidia.com/gpu", "nominalQuota": holder.nominal}
-    gpus |= {name: value for name, value in limits.items() if value is not None}
-    slices = holder.slices if isinstance(holder, Quota) else {}
-    rows = [gpus, *({"name": f"{SLICES}{profile}", "nominalQuota": count} for profile, count in slices.items())]
+    slices = (_resource(f"{SLICES}{profile}", each) for profile, each in holder.slices.items())
+    rows = [_resource("nvidia.com/gpu", holder), *slices]
     covered = [row["name"] for row in rows]
     return [{"coveredResources": covered, "flavors": [{"name": "default-flavor", "resources": rows}]}]
+
+
+def _resource(name: str, owed: Quota | Cohort | Slices) -> dict[str, object]:
+    limits = {"borrowingLimit": owed.borrowing_limit, "lendingLimit": owed.lending_limit}
+    said = {key: value for key, value in limits.items() if value is not None}
+    return {"name": name, "nominalQuota": owed.nominal, **said}
 
 
 def _cohort(cohort: Cohort) -> dict[str, object]:

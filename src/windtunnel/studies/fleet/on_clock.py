@@ -100,7 +100,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
     else:
         work = exact_works(jobs, site, traits, options)
     limits, priorities = jobs.further("limit_s"), np.nan_to_num(jobs.further("priority"))
-    queues, owners = queues_of(jobs), owners_of(jobs)
+    queues, owners = jobs.quota_queues, owners_of(jobs)
     parts = [None] * len(jobs) if site.unit == 1 or options.pool else known_parts(jobs, site)
     if not np.isnan(limits).all():
         limits = np.where(np.isnan(limits), math.inf, limits)
@@ -120,20 +120,14 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    told = replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts)
-    decider = options.decider or (options.make and options.make(site, told))
-    decider = decider or traits.make_policy(site, told)
+    with_quotas = replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts)
+    decider = options.decider or (options.make and options.make(site, with_quotas))
+    decider = decider or traits.make_policy(site, with_quotas)
     links = None if options.pool else links_of(jobs, site, compatible=options.compatible)
     if options.changes is None:
         return Clock(running, nodes, decider, links=links)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)
     return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s, links=links)
-
-
-def queues_of(jobs: Jobs) -> list[str]:
-    """The queue of each job whose quota it takes."""
-    local, behind = (jobs.columns.get(name, [""] * len(jobs)) for name in ("queue", "cluster_queue"))
-    return [cluster or queue for cluster, queue in zip(behind, local, strict=True)]
 
 
 def owners_of(jobs: Jobs) -> list[Owner]:

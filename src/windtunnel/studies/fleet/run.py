@@ -164,12 +164,12 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             objects = "clusterqueues,localqueues" if traits.name == "kueue" else "queues"
             written = f"write it with `kubectl get {objects},workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
-        from windtunnel.studies.fleet.on_clock import owners_of, queues_of
+        from windtunnel.studies.fleet.on_clock import owners_of
         from windtunnel.studies.fleet.policies.kueue.books import Books
 
         counted, _ = in_units(jobs, site)
         widest = {name: node.most for name, node in Books(counted.quotas, counted.cohorts).queues.items()}
-        queues = queues_of(jobs)
+        queues = counted.quota_queues
         unknown = [at for at, queue in enumerate(queues) if queue and queue not in widest]
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
         over = [at for at, queue in enumerate(queues) if queue in widest and counted.gpus[at] > widest[queue]]

@@ -191,6 +191,14 @@ def test_a_queue_that_borrows_stops_others_up_to_a_priority(most: float | None, 
     assert jobs[1].start_ns == starts * NS
 
 
+@pytest.mark.parametrize("qps", [0.0, 50.0])
+@pytest.mark.parametrize(("strict", "starts"), [(True, 10), (False, 2)])
+def test_the_first_job_of_a_queue_is_one_of_whole_gpus_and_of_slices(qps: float, strict: bool, starts: int) -> None:
+    quotas = Quota("a", 8, strict=strict), Quota("a slices", 4, strict=strict, whole_queue="a")
+    rows: list[Row] = [(0, 10, 8, "a", 0), (1, 10, 8, "a", 0), (2, 10, 4, "a slices", 0)]
+    assert round((run(rows, *quotas, qps=qps)[2].start_ns or 0) / NS) == starts
+
+
 def test_what_kueue_writes_in_a_second_is_what_begins() -> None:
     rows: list[Row] = [(0, 10, 1, "a", 0)] * 6
     jobs = run(rows, Quota("a", 16), qps=0.5)

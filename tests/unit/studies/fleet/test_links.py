@@ -116,3 +116,23 @@ def test_without_links_or_traffic_nothing_changes(tmp_path: Path) -> None:
             run(tmp_path, rows, site=SITE.replace("50Gb/s", link))
     with pytest.raises(UserError, match="busy time within the period"):
         run(tmp_path, "a,0,12,100,1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ("inf,0.1", "line 2: period_s = 'inf'"),
+        ("x,1", "line 2: period_s = 'x'"),
+        ("nan,1", "line 2: period_s = 'nan'"),
+        ("3,-1", "line 2: busy_s = '-1'"),
+        (",1", "line 2: busy_s = '1' comes without period_s"),
+        ("3,", "line 2: period_s = '3' comes without busy_s"),
+    ],
+)
+def test_traffic_that_is_half_told_is_refused(tmp_path: Path, cells: str, says: str) -> None:
+    for site in (SITE, SITE.replace("link: 50Gb/s\n", "")):
+        with pytest.raises(UserError, match=says):
+            run(tmp_path, f"a,0,12,100,{cells}\nb,0,12,50,3,1\n", site=site)
+    (tmp_path / "rate.csv").write_text("job,submit_s,gpus,duration_s,rate_gbps\na,0,12,100,5\n")
+    with pytest.raises(UserError, match="rate_gbps = '5' comes without period_s"):
+        fleet(tmp_path / "rate.csv", "h100-sxm:8x8")

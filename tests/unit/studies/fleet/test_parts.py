@@ -206,6 +206,20 @@ def test_what_is_no_part_of_this_gpu_is_named(tmp_path: Path) -> None:
         parse_site(str(write(tmp_path, "gpus: 4\nshares_per_gpu: -1\n", "bad.yaml")))
 
 
+def test_lint_finds_what_is_a_part_of_no_gpu(tmp_path: Path) -> None:
+    """Without a cluster too; how many shares a GPU has only the cluster's file says."""
+    rows = "".join(f"j{at},{at},1,10,{text}\n" for at, text in enumerate(
+        ("9g.99gb", "-1", "nan", "{0}", "0 shares", "2 shares", "1g.5gb", "1g.10gb", "0.5", "")))  # fmt: skip
+    jobs = read_jobs(write(tmp_path, "job,submit_s,gpus,duration_s,part\n" + rows))
+
+    def odd(site: str) -> list[str]:
+        findings = lint_jobs(jobs, parse_site(site) if site else None)
+        return [name for finding in findings if finding.kind == "part" for name in finding.jobs]
+
+    assert odd("") == ["j0", "j1", "j2", "j3", "j4"]
+    assert odd("h100-sxm:1x4") == ["j0", "j1", "j2", "j3", "j4", "j5", "j6"]
+
+
 def k8s(tmp_path: Path, *objects: object) -> Path:
     return write(tmp_path, json.dumps({"items": objects}), "k8s.json")
 
@@ -260,6 +274,53 @@ def test_quotas_count_parts(tmp_path: Path) -> None:
     assert read_jobs(written).quotas == jobs.quotas
 
 
+def test_slices_and_whole_gpus_have_quotas_of_their_own(tmp_path: Path) -> None:
+    """Neither stands in for the other, whatever else is in the file; a queue has one first job of both."""
+    slices, whole = job("a", {"nvidia.com/mig-1g.10gb": "2"}), job("b", {"nvidia.com/gpu": "2"})
+
+    def starts(quotas: list[dict[str, object]], *jobs: dict[str, object]) -> dict[str, float]:
+        (outcome,) = fleet(k8s(tmp_path, *quotas, *jobs), "h100-sxm:1x8", "kueue").outcomes
+        return dict(zip((name.split("/")[1] for name in outcome.jobs.name), outcome.start_s.tolist(), strict=True))
+
+    no_gpus = queue(**{"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 16})
+    for jobs in ((whole,), (whole, slices), (slices, whole)):
+        assert np.isnan(starts(no_gpus, *jobs)["b"])
+    no_slices = queue(**{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb": 1})
+    assert np.isnan(starts(no_slices, slices)["a"])
+    both = queue(**{"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 2})
+    later = job("c", {"nvidia.com/gpu": "2"}), job("d", {"nvidia.com/mig-1g.10gb": "2"})
+    assert starts(both, slices, whole, *later) == {"a": 0, "b": 0, "c": 100, "d": 100}
+    for strategy, start in (("StrictFIFO", 100), ("BestEffortFIFO", 0)):
+        both[0]["spec"]["queueingStrategy"] = strategy  # type: ignore[index]
+        assert starts(both, whole, later[0], slices)["a"] == start
+
+
+def test_slices_are_borrowed_of_slices(tmp_path: Path) -> None:
+    def cluster_queue(name: str, quotas: dict[str, int], **limits: int) -> list[dict[str, object]]:
+        found, local = queue(**quotas)
+        found["metadata"], found["spec"]["cohortName"] = {"name": name}, "all"  # type: ignore[index]
+        for row in found["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:  # type: ignore[index]
+            row.update(limits)
+        local["metadata"], local["spec"] = {"name": name, "namespace": "n"}, {"clusterQueue": name}
+        return [found, local]
+
+    jobs = [job(f"a{at}", {"nvidia.com/mig-1g.10gb": "4"}) for at in range(2)]
+    for each in jobs:
+        each["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "c"  # type: ignore[index]
+    for lender, limits, starts in (
+        ({"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 4}, {}, [0, 0]),
+        ({"nvidia.com/gpu": 8, "nvidia.com/mig-1g.10gb": 0}, {}, [0, 100]),
+        ({"nvidia.com/gpu": 8, "nvidia.com/mig-1g.10gb": 4}, {"borrowingLimit": 3}, [0, 100]),
+    ):
+        queues = cluster_queue("c", {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 4}, **limits)
+        trace = k8s(tmp_path, *queues, *cluster_queue("d", lender), *jobs)
+        (outcome,) = fleet(trace, "h100-sxm:1x8", "kueue").outcomes
+        assert outcome.start_s.tolist() == starts
+        read = read_jobs(trace)
+        again = write(tmp_path, queues_text(read.quotas, read.cohorts) + "---\n" + json.dumps(jobs[0]), "again.yaml")
+        assert read_jobs(again).quotas == read.quotas
+
+
 def test_slurm_tells_its_parts(tmp_path: Path) -> None:
     head = "JobID|Submit|Start|End|Elapsed|State|NNodes|AllocTRES"
     times = "2026-03-02T08:00:00|2026-03-02T08:00:00|2026-03-02T08:01:40|00:01:40|COMPLETED"
@@ -277,6 +338,23 @@ def test_slurm_tells_its_parts(tmp_path: Path) -> None:
     for outcome in (current, tiresias):
         assert outcome.gpu_seconds.tolist() == [25, 50, 75, 400, 200]
     assert not np.isnan(tiresias.end_s).any()
+
+
+def test_shares_of_slurm_that_are_on_no_node_alike_are_named(tmp_path: Path) -> None:
+    """Nine shards on four nodes, 300 hundredths on two: by its total alone nobody can say what lies where."""
+    head = "JobID|Submit|Start|End|Elapsed|State|NNodes|AllocTRES"
+    times = "2026-03-02T08:00:00|2026-03-02T08:00:00|2026-03-02T08:01:40|00:01:40|COMPLETED"
+    tres = (("gres/shard=9", 4), ("gres/mps=300", 2), ("gres/mps=0", 1), ("gres/shard=8", 4), ("gres/mps=100", 2))
+    rows = [f"{at}|{times}|{nodes}|{text}" for at, (text, nodes) in enumerate(tres)]
+    jobs = read_jobs(write(tmp_path, "\n".join([head, *rows]) + "\n", "log.txt"))
+    assert jobs.gpus.tolist() == [0, 0, 0, 4, 2]
+    assert jobs.columns["part"] == ["", "", "", "2 shares", "0.5"]
+    (unread,) = jobs.not_understood
+    assert unread.examples == ("0 (gres/shard=9 on 4 nodes)", "1 (gres/mps=300 on 2 nodes)")
+    (outcome,) = fleet(tmp_path / "log.txt", "a100:8").outcomes
+    assert {at: why for at, why in outcome.why.items() if at < 3} == dict.fromkeys(range(3), "asks no GPU")
+    alone = read_jobs(write(tmp_path, "\n".join([head, rows[0]]) + "\n", "alone.txt"))
+    assert alone.not_understood[0].count == 1
 
 
 def test_nodes_that_fail_take_parts_with_them(tmp_path: Path) -> None:

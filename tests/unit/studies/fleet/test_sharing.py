@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from windtunnel.faces.cli import main
+from windtunnel.physics.engine.events import EventQueue
+from windtunnel.studies.fleet.sharing import score
 from windtunnel.studies.fleet.sharing.score import Pattern, fit_of, slowdowns
 
 MS = 1e-3
@@ -65,6 +68,53 @@ def test_steps_alone_are_not_longer_and_the_link_bounds_them() -> None:
     many = [Pattern(str(at), 0.1, 0.06, 1.0) for at in range(3)]
     for shifts in itertools.product((0.0, 0.03), repeat=3):
         assert np.mean(slowdowns(many, 1.0, shifts)) >= 1.8 * 0.98  # .18 s of sending in each step of all three
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [((0.5, 1.0), (1 / 3, 1.0)), ((0.2, 0.6), (0.7, 0.8)), ((0.9, 1.0), (0.1, 1.0))]
+)
+@pytest.mark.parametrize("ratio", [20.0, 70.0])
+def test_how_short_the_other_steps_are_does_not_tell_once_many_pass_in_one(
+    first: tuple[float, float], second: tuple[float, float], ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps played as they are, played nearer, and wider apart by any ratio get longer by the same."""
+    (duty, rate), (other, other_rate) = first, second
+    far = [Pattern("a", 1.0, duty, rate), Pattern("b", ratio * 1.003, other * ratio * 1.003, other_rate)]
+    plain = slowdowns(far, 1.0, [0.0, 0.0])
+    monkeypatch.setattr(score, "APART", 20.0)
+    assert slowdowns(far, 1.0, [0.0, 0.0]) == pytest.approx(plain, rel=0.03)
+    wider = [far[0], replace(far[1], period_s=1e6, busy_s=other * 1e6)]
+    assert slowdowns(wider, 1.0, [0.0, 0.0]) == pytest.approx(plain, rel=0.03)
+
+
+@pytest.mark.parametrize("ratio", [99.0, 400.0, 1e6])
+def test_unlike_periods_by_hand(ratio: float) -> None:
+    """Short steps take 1.5 beside one that sends, and leave it 2/3 of the link: its third of a step takes a half."""
+    pair = [Pattern("a", 1.0, 0.5, 1.0), Pattern("b", ratio, ratio / 3, 1.0)]
+    assert slowdowns(pair, 1.0, [0.0, 0.0]) == pytest.approx([7 / 6, 7 / 6], rel=0.01)
+
+
+@pytest.mark.parametrize("periods", [(1e-3, 30.0), (1e-12, 1e9), (1.0, 2.0, 3e5), (1.0, 90.0, 8100.0, 7e5)])
+def test_the_cost_of_playing_is_bounded(periods: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By jobs, steps and APART, not by periods; equal and near periods stay as they are."""
+    events: list[int] = []
+
+    class Counting(EventQueue[int]):
+        def pop(self) -> tuple[int, int, int]:
+            events.append(1)
+            return super().pop()
+
+    monkeypatch.setattr(score, "EventQueue", Counting)
+    monkeypatch.setattr(score, "APART", 10.0)
+    jobs = [Pattern(str(at), period, 0.4 * period, 1.0) for at, period in enumerate(periods)]
+    slower = slowdowns(jobs, 1.0, [0.0] * len(jobs))
+    assert len(events) <= 2 * len(jobs) ** 2 * score.STEPS * score.APART
+    assert all(1.0 <= value <= len(jobs) for value in slower)
+    played = [scale * period for scale, period in zip(score._nearer(periods), periods, strict=True)]
+    assert max(played) == 1.0
+    assert min(played) >= 0.0999
+    if periods[:2] == (1.0, 2.0):
+        assert played[1] / played[0] == pytest.approx(2.0)
 
 
 def _file(folder: Path, text: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from windtunnel.studies.fleet.jobs.fair_queues import is_queue
 from windtunnel.studies.fleet.jobs.kubernetes_parts import SLICES
 from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, count_at, items_at, mapping_at, text_at
-from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
+from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota, Slices
 
 
 def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, ...]:
@@ -50,6 +49,7 @@ def cohorts_of_objects(objects: Sequence[Object]) -> tuple[Cohort, ...]:
             _limit(rows, "borrowingLimit"),
             _limit(rows, "lendingLimit"),
             _weight(text_at(entry, "spec", "fairSharing", "weight")),
+            _slices(entry),
         )
         for entry, rows in ((each, _gpu_quotas(each)) for each in objects if text_at(each, "kind") == "Cohort")
     )
@@ -60,13 +60,20 @@ def _gpu_quotas(holder: Object) -> list[Object]:
     return [resource for resource in _quotas(holder) if text_at(resource, "name") in GPU_RESOURCES]
 
 
-def _slices(holder: Object) -> dict[str, int]:
-    """Slices of MIG of a ClusterQueue, by profile, all flavors together."""
-    counts = Counter[str]()
+def _slices(holder: Object) -> dict[str, Slices]:
+    """Slices of MIG of a ClusterQueue or a Cohort, by profile, all flavors together."""
+    by_profile: dict[str, list[Object]] = {}
     for row in _quotas(holder):
         if (name := text_at(row, "name")).startswith(SLICES):
-            counts[name.removeprefix(SLICES)] += count_at(row, "nominalQuota", default=0)
-    return dict(counts)
+            by_profile.setdefault(name.removeprefix(SLICES), []).append(row)
+    return {
+        profile: Slices(
+            sum(count_at(row, "nominalQuota", default=0) for row in rows),
+            _limit(rows, "borrowingLimit"),
+            _limit(rows, "lendingLimit"),
+        )
+        for profile, rows in by_profile.items()
+    }
 
 
 def _quotas(holder: Object) -> list[Object]:

@@ -66,7 +66,7 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
             f"of more than the {site.gpus} GPUs of {site.text}",
             "give a larger cluster",
         )
-    odd = [at for at, part in enumerate(parts_of(jobs, site)) if isinstance(part, str)] if site is not None else []
+    odd = [at for at, part in enumerate(parts_of(jobs, site)) if isinstance(part, str)]
     remedy = "name a profile of MIG that the cluster's GPU has, a share of a GPU, or say shares_per_gpu in its file"
     add("part", "error", np.array(odd, np.int64), "of parts of a GPU that it does not have", remedy)
     add(

@@ -46,12 +46,13 @@ ALIASES = {
 }
 TRACE = "give the path of a trace"
 SELECTORS = ("workload", "load", "setting", "cluster", "list")  # columns by which one file holds several traces
+TRAFFIC = ("period_s", "busy_s", "rate_gbps")
 FURTHER = (
     *("ended", "command", "max_gpus", "privacy", "data_gb", "data_at", "seq_len", "tp", "pp", "cp", "ep"),
     # as the log of a scheduler has them
     *("queue", "cluster_queue", "qos", "priority", "account", "limit_s", "eligible_s", "end_s"),
     *("log_state", "log_restarts", "log_gpu_seconds", "billing", "cpus", "topology", "pod_gpus", "part"),
-    *("period_s", "busy_s", "rate_gbps"),
+    *TRAFFIC,
 )  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
 
@@ -134,6 +135,7 @@ def jobs_of(table: Table) -> Jobs:
     pods = all(table.has(column) for column in PODS[:1] + PODS[2:3])
     name = texts("job") if column_of["job"] else [str(at) for at in range(len(table))]
     _check_names(name, table)
+    _check_traffic(table)
     return Jobs(
         source=table.source,
         name=name,
@@ -151,6 +153,21 @@ def jobs_of(table: Table) -> Jobs:
         user=texts("user"),
         columns={key: table.texts(key) for key in (*PODS, *FURTHER) if table.has(key)},
     )
+
+
+def _check_traffic(table: Table) -> None:
+    """Raise InputFileError for a job whose traffic is half told: it would run as one that sends nothing."""
+    said = {
+        name: ~np.isnan(table.numbers(name, seconds=name != "rate_gbps"))
+        if table.has(name)
+        else np.zeros(len(table), bool)
+        for name in TRAFFIC
+    }
+    for name, other in (("period_s", "busy_s"), ("busy_s", "period_s"), ("rate_gbps", "period_s")):
+        rows = np.flatnonzero(said[name] & ~said[other])
+        if len(rows):
+            remedy = "give period_s and busy_s of a job that sends, and none of a job that does not"
+            table.refuse(int(rows[0]), name, f"comes without {other}", remedy)
 
 
 def _check_names(name: list[str], table: Table) -> None:

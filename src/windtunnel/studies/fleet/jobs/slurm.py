@@ -46,7 +46,8 @@ COLUMNS = (
 )
 UNKNOWN = ("", "Unknown", "None", "N/A", "NONE", "(null)")
 NO_LIMIT = ("", "UNLIMITED", "Partition_Limit", "NOT_SET", "INVALID", "N/A")
-SHARES = re.compile(r"gres/(shard|mps)(?::[^=,]*)?=(\d+)")
+SHARES = re.compile(r"gres/(shard|mps)(?::[^=,]*)?=([1-9]\d*)")
+UNEVEN = "asks for shares that are not one of a GPU on each node, all alike: left out"
 TASKS_MOST = 100_000
 OVER = 1.5  # of its time limit, beyond which nothing runs in truth: OverTimeLimit and grace are minutes
 ASKED = (
@@ -109,7 +110,7 @@ def read_rows(path: Path, rows_read: Iterable[tuple[int, Row]]) -> tuple[Table, 
         if job_row is not None:
             rows.append(job_row)
             lines.append(together[0][0].line)
-    if rows and not any(row["gpus"] for row in rows):
+    if rows and not any(row["gpus"] for row in rows) and UNEVEN not in notes.jobs:
         remedy = (
             "sites that count GPUs have AccountingStorageTRES=gres/gpu in slurm.conf; else ask for ReqTRES, or ReqGRES"
         )
@@ -156,8 +157,11 @@ def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attemp
     if share is None:
         return replace(attempt, gpus=_gpus(tres), part=next(iter(slices)) if len(slices) == 1 else "")
     nodes = int(cells["NNodes"]) if cells["NNodes"].isdigit() else 1
-    each = int(share[2]) / max(nodes, 1)
-    return replace(attempt, gpus=nodes, part=f"{each / 100:g}" if share[1] == "mps" else f"{each:g} shares")
+    each, rest = divmod(int(share[2]), max(nodes, 1))
+    if rest or (share[1] == "mps" and each > 100):
+        notes.add(UNEVEN, f"{job} ({share[0]} on {nodes} nodes)")
+        return attempt
+    return replace(attempt, gpus=nodes, part=f"{each / 100:g}" if share[1] == "mps" else f"{each} shares")
 
 
 def _tasks(attempt: Attempt, notes: Notes) -> Iterator[Attempt]:

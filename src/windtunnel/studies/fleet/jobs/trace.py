@@ -27,6 +27,15 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
+class Slices:
+    """Slices of MIG of one profile that a queue or a cohort is owed, borrows and lends; None: no limit."""
+
+    nominal: int = 0
+    borrowing_limit: int | None = None
+    lending_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Quota:
     """A queue's share of a cluster's GPUs, as a ClusterQueue of Kueue says it; None: no limit.
 
@@ -45,7 +54,13 @@ class Quota:
     borrow_within: str = "Never"  # LowerPriority: also while it borrows, up to a priority
     borrow_priority: float | None = None
     weight: float = 1.0  # of fair sharing
-    slices: Mapping[str, int] = field(default_factory=dict)  # of MIG, by profile: its own beside whole GPUs
+    slices: Mapping[str, Slices] = field(default_factory=dict)  # of MIG, by profile: its own beside whole GPUs
+    whole_queue: str = ""  # the queue whose slices of one profile these are
+
+    @property
+    def head_of(self) -> str:
+        """The queue that has one first job of whole GPUs and of slices."""
+        return self.whole_queue or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ class Cohort:
     borrowing_limit: int | None = None
     lending_limit: int | None = None
     weight: float = 1.0
+    slices: Mapping[str, Slices] = field(default_factory=dict)
 
 
 @dataclass
@@ -108,6 +124,12 @@ class Jobs:
         """A further column as numbers; NaN where it does not say, or says no number."""
         texts = self.columns.get(column)
         return np.full(len(self), np.nan) if texts is None else np.array([number_of(text or "x") for text in texts])
+
+    @property
+    def quota_queues(self) -> list[str]:
+        """The queue of each job whose quota it takes."""
+        local, behind = (self.columns.get(name, [""] * len(self)) for name in ("queue", "cluster_queue"))
+        return [cluster or queue for cluster, queue in zip(behind, local, strict=True)]
 
     def where(self, index: int) -> str:
         """Where a job stands, for messages."""

@@ -23,7 +23,7 @@ from windtunnel.errors import UserError
 from windtunnel.files.document import read_mapping
 from windtunnel.files.table import number_of
 from windtunnel.physics.hardware.catalogue import parse_cluster
-from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
+from windtunnel.studies.fleet.jobs.trace import Jobs, Slices
 from windtunnel.studies.fleet.site import Site
 
 UNITS = 1000  # of a GPU
@@ -77,16 +77,19 @@ def profiles_of(gpu: str) -> dict[str, Part]:
     return _profiles().get(name, {})
 
 
-def part_of(text: str, gpu: str = "gpu", shares: int = 0) -> Part | str:
-    """The part that a text names, on a GPU that is cut into `shares`; else what is wrong, in words after the job."""
+def part_of(text: str, gpu: str = "gpu", shares: int | None = 0) -> Part | str:
+    """The part that a text names, on a GPU that is cut into `shares`; else what is wrong, in words after the job.
+
+    Of a cluster that nobody names (`gpu`, `shares` None) any profile and any number of shares is right.
+    """
     profile, counted = PROFILE.fullmatch(text), SHARES.fullmatch(text)
     if profile:
         known = profiles_of(gpu)
         names = f"has {', '.join(known)}" if known else "has no MIG"
         return known.get(profile[1]) or f"asks for {text}, and {gpu} {names}"
-    if counted and not shares:
+    if counted and shares == 0:
         return f"asks for {text} of a GPU, and --cluster's file does not say `shares_per_gpu`"
-    share = int(counted[1]) / shares if counted else number_of(text)
+    share = int(counted[1]) / (shares or max(int(counted[1]), 1)) if counted else number_of(text)
     if not 1 <= share * UNITS + 1e-9 < UNITS + 1:
         return f"asks for {text[:40]!r} of a GPU: write a profile such as 1g.10gb, or a share from 0.001 to 1"
     return Part(int(share * UNITS + 1e-9))
@@ -95,7 +98,7 @@ def part_of(text: str, gpu: str = "gpu", shares: int = 0) -> Part | str:
 def parts_of(jobs: Jobs, site: Site | None) -> list[Part | str | None]:
     """The part of each job, None where it asks for whole GPUs; a text says what is wrong."""
     texts = jobs.columns.get("part", [""] * len(jobs))
-    gpu, shares = ("gpu", 0) if site is None else (site.gpu, site.shares)
+    gpu, shares = ("gpu", None) if site is None else (site.gpu, site.shares)
     known = {text: part_of(text, gpu, shares) if text else None for text in set(texts)}
     whole = Part(UNITS)
     return [None if known[text] == whole else known[text] for text in texts]
@@ -123,31 +126,55 @@ def with_shares(jobs: Jobs, site: Site | None) -> Jobs:
 
 
 def in_units(jobs: Jobs, site: Site) -> tuple[Jobs, Site]:
-    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part."""
+    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part.
+
+    Where queues have quotas of slices, those of each profile are a queue of their own, in cohorts of their own: slices
+    and whole GPUs do not stand in for each other. Elsewhere slices count as what they are of GPUs.
+    """
     parts = parts_of(jobs, site) if "share" in jobs.columns else []
     if not any(parts):
         return jobs, site
     units = np.array([part.units if isinstance(part, Part) else UNITS for part in parts], np.int64)
     columns = dict(jobs.columns)
+    apart: dict[str, int] = {}  # units, by profile
+    if any(quota.slices for quota in jobs.quotas) or any(cohort.slices for cohort in jobs.cohorts):
+        texts = [text if isinstance(part, Part) and part.slices else ""
+                 for text, part in zip(columns["part"], parts, strict=True)]  # fmt: skip
+        columns["cluster_queue"] = [_apart(*each) for each in zip(jobs.quota_queues, texts, strict=True)]
+        apart = {text: int(count) for text, count in zip(texts, units, strict=True) if text}
     if "pod_gpus" in columns:
         columns["pod_gpus"] = [str(float(text) * UNITS) if text else "" for text in columns["pod_gpus"]]
     return replace(
         jobs,
         gpus=jobs.gpus * units,
         columns=columns,
-        quotas=tuple(replace(quota, **_more(quota, _slices(quota, site))) for quota in jobs.quotas),
-        cohorts=tuple(replace(cohort, **_more(cohort)) for cohort in jobs.cohorts),
+        quotas=(
+            *(replace(quota, **_counts(quota)) for quota in jobs.quotas),
+            *(
+                replace(quota, cohort=_apart(quota.cohort, text), whole_queue=quota.name, **_counts(quota, text, count))
+                for text, count in apart.items()
+                for quota in jobs.quotas
+            ),
+        ),
+        cohorts=(
+            *(replace(cohort, **_counts(cohort)) for cohort in jobs.cohorts),
+            *(
+                replace(cohort, parent=_apart(cohort.parent, text), **_counts(cohort, text, count))
+                for text, count in apart.items()
+                for cohort in jobs.cohorts
+            ),
+        ),
     ), replace(site, per_node=site.per_node * UNITS, unit=UNITS)
 
 
-def _slices(quota: Quota, site: Site) -> int:
-    """Units of the slices that a queue is owed beside whole GPUs."""
-    known = ((part_of(profile, site.gpu), count) for profile, count in quota.slices.items())
-    return sum(part.units * count for part, count in known if isinstance(part, Part))
+def _apart(name: str, profile: str) -> str:
+    """The queue or cohort of the slices of one profile; no name of Kubernetes has a space."""
+    return f"{name} {profile}" if name and profile else name
 
 
-def _more(entry: Quota | Cohort, beside: int = 0) -> dict[str, Any]:
-    """The GPUs of a queue or a cohort in units."""
-    limits = {name: getattr(entry, name) for name in ("borrowing_limit", "lending_limit")}
-    units = {name: None if limit is None else limit * UNITS for name, limit in limits.items()}
-    return {"nominal": entry.nominal * UNITS + beside, **units}
+def _counts(entry: Any, profile: str = "", units: int = UNITS) -> dict[str, Any]:
+    """What a queue or a cohort has of whole GPUs, or of the slices of a profile, in units."""
+    owed = entry.slices.get(profile, Slices()) if profile else entry
+    limits = {name: getattr(owed, name) for name in ("nominal", "borrowing_limit", "lending_limit")}
+    counts = {name: None if limit is None else limit * units for name, limit in limits.items()}
+    return {"name": _apart(entry.name, profile), "slices": {}, **counts}

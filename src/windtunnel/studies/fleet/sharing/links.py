@@ -118,7 +118,7 @@ def links_of(jobs: Jobs, site: Site, *, compatible: bool) -> Links | None:
     rates = np.where(np.isnan(rate), site.link, rate * GIGABIT)
     patterns = {}
     for at in np.flatnonzero(~np.isnan(period)).tolist():
-        if not 0 < busy[at] <= period[at] or not 0 < rates[at] <= site.link:
+        if not 0 < busy[at] <= period[at] < np.inf or not 0 < rates[at] <= site.link:
             text = f"period_s {period[at]:g}, busy_s {busy[at]:g}, rate_gbps {rates[at] / GIGABIT:g}"
             raise UserError(f"{jobs.where(at)}: {text}: give a busy time within the period, and a rate within the link")
         patterns[at] = Pattern("", float(period[at]), float(busy[at]), float(rates[at]))

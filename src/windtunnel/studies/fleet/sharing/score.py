@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,8 @@ from windtunnel.physics.engine.events import EventQueue
 CELLS, MOST = 72, 20_000  # of the shortest period; of the circle
 EXACT = 4_000_000  # cells of all shifts together up to which all are tried
 ROUNDS = 5  # in which shifts are looked for again, one job after the other
-STEPS = 200  # of each job that are played
+STEPS = 200  # of each job that are played at least
+APART = 100.0  # longest over shortest period, as they are played
 NS = 1e9
 SENT = -1
 
@@ -54,7 +56,10 @@ def fit_of(patterns: Sequence[Pattern], capacity: float) -> Fit:
     """
     if not patterns:
         return Fit(1.0, ())
-    cell = min(pattern.period_s for pattern in patterns) / CELLS
+    shortest, longest = (of(pattern.period_s for pattern in patterns) for of in (min, max))
+    if longest * CELLS > shortest * MOST:
+        return Fit(_drifting(patterns, capacity), None)
+    cell = shortest / CELLS
     periods = [round(pattern.period_s / cell) for pattern in patterns]
     circle = math.lcm(*periods)
     if circle > MOST:
@@ -118,8 +123,14 @@ def slowdowns(patterns: Sequence[Pattern], capacity: float, shifts_s: Sequence[f
     """By how much steps get longer where those that send share the link fairly, each no faster than its rate.
 
     A job computes (its period less `busy_s`), sends, and begins its next step; a job that was shifted begins so much
-    later, and afterwards whenever it is done.
+    later, and afterwards whenever it is done. Periods that lie far apart are played closer (`_nearer`).
     """
+    scales = _nearer([pattern.period_s for pattern in patterns])
+    patterns = [
+        replace(each, period_s=each.period_s * scale, busy_s=each.busy_s * scale)
+        for each, scale in zip(patterns, scales, strict=True)
+    ]
+    shifts_s = [shift * scale for shift, scale in zip(shifts_s, scales, strict=True)]
     queue: EventQueue[int] = EventQueue()  # a job that begins to send; SENT: the next of them has sent all
     for at, shift in enumerate(shifts_s):
         queue.push(round(NS * shift), at)
@@ -138,15 +149,35 @@ def slowdowns(patterns: Sequence[Pattern], capacity: float, shifts_s: Sequence[f
         for at in [at for at, bytes_ in unsent.items() if bytes_ <= 1e-9 * patterns[at].rate * patterns[at].busy_s]:
             del unsent[at]
             done[at] += 1
-            ends[at] = now if done[at] <= STEPS else ends[at]
+            ends[at] = now
             queue.push(now_ns + round(NS * (patterns[at].period_s - patterns[at].busy_s)), at)
         rates = _fair([patterns[at].rate for at in unsent], capacity)
         ends_s = min((bytes_ / rate for bytes_, rate in zip(unsent.values(), rates, strict=True)), default=0.0)
         sent = queue.push(now_ns + math.ceil(NS * ends_s), SENT) if unsent else 0
     return [
-        (end - shift) / (STEPS * pattern.period_s - (pattern.period_s - pattern.busy_s))
-        for end, shift, pattern in zip(ends, shifts_s, patterns, strict=True)
+        (end - shift) / (count * pattern.period_s - (pattern.period_s - pattern.busy_s))
+        for end, count, shift, pattern in zip(ends, done, shifts_s, patterns, strict=True)
     ]
+
+
+def _nearer(periods: Sequence[float]) -> list[float]:
+    """By how much each period is stretched so that the longest is a second and the shortest no less than it / APART.
+
+    A step of a job does not tell how short those of another are once many pass in it: their mean rate counts. So wide
+    gaps between periods become narrower, all of them equal; smaller ones stay, since there it counts how steps meet.
+    """
+    order = sorted(set(periods), reverse=True)
+    gaps = [above / below for above, below in pairwise(order)]
+    left, widest = APART, math.inf
+    for count, gap in zip(range(len(gaps), 0, -1), sorted(gaps), strict=True):
+        if gap > left ** (1 / count):
+            widest = left ** (1 / count)
+            break
+        left /= gap
+    played = {order[0]: 1.0}
+    for (above, below), gap in zip(pairwise(order), gaps, strict=True):
+        played[below] = played[above] / min(gap, widest)
+    return [played[period] / period for period in periods]
 
 
 def _fair(rates: Sequence[float], capacity: float) -> list[float]:

@@ -74,8 +74,9 @@ def _heads(policy: Rules, board: Board, state: State) -> list[Running]:
             first = None if key in aside[0] or key in aside[1] else line[0][1]
         else:
             first = next((job for _, job in line if job.index not in aside[0] and job.index not in aside[1]), None)
-        if first is not None and (queue not in heads or first.rank < heads[queue].rank):
-            heads[queue] = first
+        whole = policy.quotas[queue].head_of
+        if first is not None and (whole not in heads or first.rank < heads[whole].rank):
+            heads[whole] = first
     for queue, index in state.pace.ahead.items():
         if queue in heads and heads[queue].index != index:
             waiting = (job for line in board.lines.values() for _, job in line if job.index == index)
@@ -102,7 +103,7 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
                 refused.append((job, job.gpus, ANYWHERE))
                 continue
             state.take(job)
-            _forget(job, pace)
+            _forget(job, pace, policy)
             pace.begins_ns[job.index] = pace.write(at_ns)
             wrote = True
             yield job, placement
@@ -119,7 +120,7 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
             waits |= {each.index for each in victims}
             stopping |= waits
             at_ns = max(at_ns, *(pace.stops_ns[index] for index in waits))
-            pace.ahead[job.queue] = job.index
+            pace.ahead[policy.quotas[job.queue].head_of] = job.index
         room = job.gpus if waits else policy.reserved(job, node)
         if room > 0:
             node.add(room)
@@ -130,7 +131,7 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
         node.add(-room)
     for job, lacks, root in refused:
         if lacks != NO_LONGER:
-            _forget(job, pace, keeps_written=True)
+            _forget(job, pace, policy, keeps_written=True)
             if not policy.quotas[job.queue].strict:
                 key = policy.line(job) if policy.hashing else job.index
                 pace.parked.setdefault(root, set()).add(key)
@@ -141,10 +142,11 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
     return at_ns if wrote else None
 
 
-def _forget(job: Running, pace: Pace, *, keeps_written: bool = False) -> None:
+def _forget(job: Running, pace: Pace, policy: Rules, *, keeps_written: bool = False) -> None:
     """A job stops no others any more; `keeps_written`: what was written of it stays."""
     pace.awaited.pop(job.index, None)
-    if pace.ahead.get(job.queue) == job.index:
-        del pace.ahead[job.queue]
+    queue = policy.quotas[job.queue].head_of
+    if pace.ahead.get(queue) == job.index:
+        del pace.ahead[queue]
     if not keeps_written:
         pace.written.pop(job.index, None)

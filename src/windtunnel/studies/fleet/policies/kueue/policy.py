@@ -44,7 +44,7 @@ class Kueue(Rules):
             return
         waiting: dict[str, list[Line]] = {}
         for line in state.lines(board, stopped):
-            waiting.setdefault(line.queue, []).append(line)
+            waiting.setdefault(self.quotas[line.queue].head_of if line.queue else "", []).append(line)
         yield from self._without_queue(waiting.pop("", []), board)
         queues = state.books.queues
         while heads := _heads(waiting):
@@ -66,8 +66,9 @@ class Kueue(Rules):
                 if room > 0:
                     node.add(room)
                     reserved.append((node, room))
-                if self.quotas[job.queue].strict:
-                    waiting[job.queue].clear()
+                quota = self.quotas[job.queue]
+                if quota.strict:
+                    waiting[quota.head_of].clear()
             for node, room in reserved:
                 node.add(-room)
         board.released.clear()
