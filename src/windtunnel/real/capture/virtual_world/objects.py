@@ -12,6 +12,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from inspect import Parameter, signature
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.fake_tensors.control_flow import is_script
@@ -259,7 +260,7 @@ def _dtensors_of_callers() -> Iterator[Any]:
     """Those that the functions of the script that are running have in hand, the innermost first."""
     from torch.distributed.tensor import DTensor
 
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_script(frame.f_code.co_filename):
             yield from (value for value in frame.f_locals.values() if isinstance(value, DTensor))
