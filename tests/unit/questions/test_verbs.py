@@ -116,3 +116,12 @@ def test_a_choice_of_parts_is_called_what_each_is() -> None:
     for chooser in choosers:
         assert len(set(chooser.phrases)) == len(chooser.choices), chooser.name
         assert not any("--" in phrase for phrase in chooser.phrases), chooser.phrases
+
+
+@pytest.mark.parametrize("tokens", [10**400, 0, -5])
+def test_tokens_of_a_training_have_limits_at_every_door(tokens: int) -> None:
+    asked: dict[str, dict[str, Any]] = {"predict/1": {"model": "gpt2", "cluster": "h100-sxm:8"}}
+    asked["decide/1"] = {"models": ["gpt2"], "clusters": "h100-sxm:8"}
+    for question, more in asked.items():
+        with pytest.raises(SpecError, match="tokens"):
+            read({"question": question, **more, "tokens": tokens})

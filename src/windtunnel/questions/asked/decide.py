@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import About, part
-from windtunnel.questions.asked.plan import OpenPlan, open_plan
+from windtunnel.questions.asked.plan import TOKENS_MOST, OpenPlan, open_plan
 
 
 @part
@@ -20,7 +20,7 @@ class Decide:
     clusters: Annotated[
         str, About("GPU and count of each, with commas between them: h100-sxm:512,b200:256,my-cluster.yaml.")
     ]
-    tokens: Annotated[int, About("Tokens of the whole training, e.g. 2T.", unit="tokens", least=1)]
+    tokens: Annotated[int, About("Tokens of the whole training, e.g. 2T.", unit="tokens", least=1, most=TOKENS_MOST)]
     plan: Annotated[OpenPlan, About("Plan file: its fields are fixed; flags override it.", inside=True)] = field(
         default_factory=open_plan
     )

@@ -21,6 +21,7 @@ Framework = Literal[
 ExpertsImpl = Literal["grouped", "streams", "sequential"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"]
 MOST = 1_000_000  # of a degree
+TOKENS_MOST = 10**18  # of a training
 # What is made again with a part: latent attention's projections with attention; a block from its input on.
 WITH_PART = {
     "attention": ("mla_up_proj",),

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.plan import TOKENS_MOST, Plan, Script
 from windtunnel.questions.asked.scenario import Scenario
 
 PLAN_FILE = (
@@ -41,7 +41,12 @@ class Predict:
     ] = ()
     tokens: Annotated[
         int | None,
-        About("Tokens of the whole training, e.g. 15T: days, GPU-hours and, with --price, its cost.", unit="tokens"),
+        About(
+            "Tokens of the whole training, e.g. 15T: days, GPU-hours and, with --price, its cost.",
+            unit="tokens",
+            least=1,
+            most=TOKENS_MOST,
+        ),
     ] = None
     price: Annotated[float | None, About("Of one GPU for an hour, e.g. 2.5.", least=0, most=1e6)] = None
     anchor: Annotated[
