@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer, HeldParts
+from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer, RankParts
 from windtunnel.studies.programs.rank_classes.grid import Grid
 from windtunnel.studies.programs.rank_classes.representatives import Table, find_axes, find_classes
 
@@ -26,10 +26,10 @@ def laid_out(members: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Flat
 
 def test_what_a_part_holds() -> None:
     buffer = FlatBuffer((0, 1, 2, 3), 10, ((0, 14, 2), (14, 16, 1), (18, 40, 2)))
-    assert [buffer.held(place) for place in range(4)] == [(10, 2), (2, 6, 2, 1, 2), (10, 2), (10, 2)]
+    assert [buffer.pieces(place) for place in range(4)] == [(10, 2), (2, 6, 2, 1, 2), (10, 2), (10, 2)]
     assert buffer.tail() == ((0, 1, 2, 3), [1, 2])
-    assert FlatBuffer((0, 1), 10, ((0, 14, 2),)).held(1) == (4, 2)
-    assert FlatBuffer((0, 1), 10, ((0, 9, 2),)).held(1) == ()
+    assert FlatBuffer((0, 1), 10, ((0, 14, 2),)).pieces(1) == (4, 2)
+    assert FlatBuffer((0, 1), 10, ((0, 9, 2),)).pieces(1) == ()
 
 
 def folded(program: Callable[[int], str], buffers: Sequence[FlatBuffer], odd: Sequence[int] = ()) -> tuple[Table, int]:
@@ -53,11 +53,11 @@ def test_every_rank_is_given_its_program_from_one_run_of_each_kind_of_part(data:
     logs = data.draw(st.booleans())
 
     def program(rank: int) -> str:
-        return f"{dense.held(rank)} {experts.held(rank // 4)} {logs and rank == 0}"
+        return f"{dense.pieces(rank)} {experts.pieces(rank // 4)} {logs and rank == 0}"
 
     table, runs = folded(program, (dense, experts))
     programs = {program(rank) for rank in WORLD}
-    most = max(WORLD, key=lambda rank: len(dense.held(rank)) + len(experts.held(rank // 4)))
+    most = max(WORLD, key=lambda rank: len(dense.pieces(rank)) + len(experts.pieces(rank // 4)))
     interior = 0 < most // 4 < 255 and 0 < most % 4 < 3
     if interior or table.counts().keys() - {0, 1023}:  # else the parts with the most pieces lie at an end
         assert all(program(table.representative_of(rank)) == program(rank) for rank in WORLD)
@@ -75,7 +75,7 @@ def test_a_rank_that_is_not_like_those_with_alike_parts_is_found_once_it_was_run
     buffer = laid_out(WORLD, [(40_000, 2), (100, 1)] * 4)
 
     def program(rank: int) -> str:
-        return f"{len(buffer.held(rank))} {rank == 310}"
+        return f"{len(buffer.pieces(rank))} {rank == 310}"
 
     table, _ = folded(program, (buffer,))
     assert program(table.representative_of(310)) != program(310)
@@ -88,8 +88,8 @@ def test_where_alike_parts_do_not_decide_the_program_all_ranks_that_hold_such_ar
     experts = laid_out(range(0, 1024, 4), [(40_000, 2), (100, 1)] * 16)
 
     def program(rank: int) -> str:
-        which = experts.held(rank // 4, which=True)
-        return f"{experts.held(rank // 4)} {len(which) > 4 and which[-1] % 4 == 0}"
+        which = experts.pieces(rank // 4, which=True)
+        return f"{experts.pieces(rank // 4)} {len(which) > 4 and which[-1] % 4 == 0}"
 
     mixed = [rank for rank in WORLD if program(rank).endswith("True")]
     assert {rank % 4 for rank in mixed} == {0, 1, 2, 3}
@@ -100,4 +100,4 @@ def test_where_alike_parts_do_not_decide_the_program_all_ranks_that_hold_such_ar
 
 
 def test_a_group_that_is_no_lattice_says_nothing() -> None:
-    assert not HeldParts(find_axes(GRID, []), [laid_out((0, 1, 7, 9), [(30, 2), (10, 1)])]).tails
+    assert not RankParts(find_axes(GRID, []), [laid_out((0, 1, 7, 9), [(30, 2), (10, 1)])]).tails

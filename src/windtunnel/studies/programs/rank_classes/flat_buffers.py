@@ -18,7 +18,7 @@ from typing import NamedTuple
 from windtunnel.studies.programs.rank_classes.grid import Members, Place, RankAxes
 from windtunnel.studies.programs.rank_classes.uneven_shards import Tail
 
-Pieces = tuple[tuple[int, ...], ...]  # of each buffer: what `FlatBuffer.held` gives
+Pieces = tuple[tuple[int, ...], ...]  # of each buffer: what `FlatBuffer.pieces` gives
 
 
 class FlatBuffer(NamedTuple):
@@ -28,7 +28,7 @@ class FlatBuffer(NamedTuple):
     part: int  # bytes that each member holds
     tensors: tuple[tuple[int, int, int], ...]  # first byte, the one behind the last, dimensions; in order
 
-    def held(self, place: int, *, which: bool = False) -> tuple[int, ...]:
+    def pieces(self, place: int, *, which: bool = False) -> tuple[int, ...]:
         """Bytes of a member's part in which tensors lie, by number of dimensions (optimizers decay matrices alone), and
         the dimensions of each, or `which` they are.
         """
@@ -46,11 +46,11 @@ class FlatBuffer(NamedTuple):
 
     def tail(self, *, which: bool = False) -> Tail:
         """The places from which on members hold other pieces than the one before."""
-        held = [self.held(place, which=which) for place in range(len(self.members))]
+        held = [self.pieces(place, which=which) for place in range(len(self.members))]
         return self.members, [place for place in range(1, len(held)) if held[place] != held[place - 1]]
 
 
-class HeldParts:
+class RankParts:
     """What each rank holds of the buffers of a stage."""
 
     def __init__(self, layout: RankAxes, buffers: Iterable[FlatBuffer], *, which: bool = False) -> None:
@@ -65,7 +65,7 @@ class HeldParts:
             )
             if is_lattice and (tail := buffer.tail(which=which))[1]:
                 self.tails.append(tail)
-                self._held.append((span, cache(partial(buffer.held, which=which))))
+                self._held.append((span, cache(partial(buffer.pieces, which=which))))
 
     def of_rank(self, rank: int) -> Pieces:
         """The pieces of each buffer."""
@@ -79,13 +79,13 @@ class HeldParts:
         return tuple(pieces)
 
 
-class Alike:
+class AlikePlaces:
     """Places of a stage by what their ranks hold.
 
     Apart are the first and the last of each axis, and what lies on two sides of a cut that is made for another reason.
     """
 
-    def __init__(self, layout: RankAxes, exact: Place, parts: HeldParts, cuts: Sequence[Iterable[int]]) -> None:
+    def __init__(self, layout: RankAxes, exact: Place, parts: RankParts, cuts: Sequence[Iterable[int]]) -> None:
         starts = [sorted({1, length - 1, *places}) for places, length in zip(cuts, layout.lengths, strict=True)]
         groups: dict[tuple[Place, Pieces], list[Place]] = {}
         for along in layout.places():

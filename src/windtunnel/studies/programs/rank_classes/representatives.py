@@ -28,7 +28,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-from windtunnel.studies.programs.rank_classes.flat_buffers import Alike, FlatBuffer, HeldParts
+from windtunnel.studies.programs.rank_classes.flat_buffers import AlikePlaces, FlatBuffer, RankParts
 from windtunnel.studies.programs.rank_classes.grid import Grid, Place, RankAxes
 from windtunnel.studies.programs.rank_classes.search import Box, Digests, Search, find_boxes, is_in
 from windtunnel.studies.programs.rank_classes.uneven_shards import Tail, likely_cuts
@@ -140,17 +140,17 @@ def _cut_parts(
     buffers_of: Callable[[int], Iterable[FlatBuffer]],
     tails: Mapping[Place, Iterable[Tail]],
     probed: Collection[Place],
-) -> dict[Place, Alike]:
+) -> dict[Place, AlikePlaces]:
     """Who holds alike parts of flat buffers, for stages of each kind in which it makes a difference."""
     layout, first = search.layout, tuple(0 for _ in search.layout.axes)
 
-    def alike(exact: Place, *, which: bool) -> Alike | None:
-        parts = HeldParts(layout, buffers_of(layout.rank(exact, first)), which=which)
-        return Alike(layout, exact, parts, likely_cuts(layout, tails[exact])) if parts.tails else None
+    def alike(exact: Place, *, which: bool) -> AlikePlaces | None:
+        parts = RankParts(layout, buffers_of(layout.rank(exact, first)), which=which)
+        return AlikePlaces(layout, exact, parts, likely_cuts(layout, tails[exact])) if parts.tails else None
 
     by_stage = {exact: held for exact in tails if (held := alike(exact, which=False)) is not None}
     search.run((exact, along) for exact in by_stage if exact in probed for along in by_stage[exact].extremes)
-    cut: dict[Place, Alike] = {}
+    cut: dict[Place, AlikePlaces] = {}
     for stages in kinds:
         looked_at = [exact for exact in stages if exact in by_stage and exact in probed]
         programs = [[search.at(exact, along) for along in by_stage[exact].extremes] for exact in looked_at]
