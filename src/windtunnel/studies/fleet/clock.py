@@ -21,7 +21,7 @@ from windtunnel.physics.engine.events import EventQueue
 from windtunnel.studies.fleet.board import Board, QueuePolicy, carry_out
 from windtunnel.studies.fleet.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.studies.fleet.running import NS, Moment, Running
-from windtunnel.studies.fleet.sharing.links import Linked, Links
+from windtunnel.studies.fleet.sharing.links import BoardOfLinks, Links
 from windtunnel.studies.fleet.work import Work
 
 NODE, PHASE, ARRIVE, WAKE = range(4)  # priorities of what happens at one time
@@ -81,11 +81,11 @@ class Clock:
         if self.lines is None:
             return Board(nodes, self.moment)
         if any(job.part is not None for job in self.jobs):
-            from windtunnel.studies.fleet.parts.devices import Divided
+            from windtunnel.studies.fleet.parts.devices import BoardOfParts
 
-            return Divided(nodes, self.moment, self.lines.line)
+            return BoardOfParts(nodes, self.moment, self.lines.line)
         if self.links is not None and self.links.compatible:
-            return Linked(nodes, self.moment, self.lines.line, self.links)
+            return BoardOfLinks(nodes, self.moment, self.lines.line, self.links)
         return Board(nodes, self.moment, self.lines.line)
 
     @property

@@ -19,7 +19,7 @@ from windtunnel.studies.fleet.jobs.lint import lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome
-from windtunnel.studies.fleet.parts.devices import Divided
+from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.parts.part import UNITS, Part, part_of, profiles_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of
 from windtunnel.studies.fleet.run import simulate
@@ -56,7 +56,7 @@ def running(rows: list[tuple[int, int, int, str]]) -> list[Running]:
     return jobs
 
 
-def check(board: Divided, nodes: list[int]) -> None:
+def check(board: BoardOfParts, nodes: list[int]) -> None:
     """Every GPU holds at most one, by what each running job says that it holds."""
     held: dict[int, int] = defaultdict(int)  # GPUs of nodes
     devices: dict[tuple[int, int], list[tuple[Part, int]]] = defaultdict(list)
@@ -88,7 +88,7 @@ class Looks:
         self.inner, self.clock, self.leaves_none = inner, clock, leaves_none
 
     def choose(self, board: Board):
-        assert isinstance(board, Divided)
+        assert isinstance(board, BoardOfParts)
         for move in self.inner.choose(board):
             yield move
             check(board, self.clock[0].nodes)
@@ -152,7 +152,7 @@ def test_a_gpu_holds_as_many_slices_as_nvidia_says() -> None:
         ([(2, "0.5")], False),  # the shares of one job lie on a GPU each
     ):
         jobs = running([(0, 1, count, text) for count, text in rows])
-        board = Divided([UNITS], jobs[0].moment, lambda job: 0)
+        board = BoardOfParts([UNITS], jobs[0].moment, lambda job: 0)
         places = []
         for job in jobs:
             places.append(board.room(job, UNITS))

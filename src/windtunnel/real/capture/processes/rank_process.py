@@ -237,7 +237,7 @@ def _played(
         **steps.facts(),
         "facts": {name: facts[name] for name in fact_names if name in facts},
         "faked": _faked(launch, device),
-        "buffers": [[runs_of(members), part, tensors] for members, part, tensors in recorder.buffers.seen()],
+        "buffers": [[runs_of(members), part, tensors] for members, part, tensors in recorder.buffers.all()],
         "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
     }
 

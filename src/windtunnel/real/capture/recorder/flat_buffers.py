@@ -43,7 +43,7 @@ class FlatBuffers:
             if extent is not None and extent[1] - extent[0] == call.bytes:
                 self._wholes.add((self._ledger.number(tensor), extent[0], call.bytes, call.members))
 
-    def seen(self) -> list[FlatBuffer]:
+    def all(self) -> list[FlatBuffer]:
         """Those with parameters in them, each once."""
         buffers = []
         for number, start, size, members in self._wholes:

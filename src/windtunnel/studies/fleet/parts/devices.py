@@ -46,7 +46,7 @@ def _bits(part: Part, start: int) -> int:
     return ((1 << part.size) - 1) << start
 
 
-class Divided(Board):
+class BoardOfParts(Board):
     """A board with the divided GPUs of each node, by numbers that are given once."""
 
     unit = UNITS
@@ -57,9 +57,9 @@ class Divided(Board):
         self.numbers = 0
         self.spots: dict[int, tuple[Spot, ...]] = {}  # of jobs that run on parts
 
-    def copy(self) -> Divided:
+    def copy(self) -> BoardOfParts:
         """Another that changes by itself; its lines are not copied."""
-        other = Divided((), self.moment, self.line)
+        other = BoardOfParts((), self.moment, self.line)
         other.free, other.by_free = self.free.copy(), [nodes.copy() for nodes in self.by_free]
         other.free_gpus, other.numbers, other.running = self.free_gpus, self.numbers, self.running.copy()
         other.spots = self.spots.copy()
@@ -173,7 +173,7 @@ class Divided(Board):
             devices[node, number] = device.change(job.part, start, 1)
         return all(self.free[node] >= count for node, count in whole.items())
 
-    def _with_room(self, job: Running, running: Sequence[Running]) -> tuple[Divided, Placement | None]:
+    def _with_room(self, job: Running, running: Sequence[Running]) -> tuple[BoardOfParts, Placement | None]:
         """The board where a job has a place: a free one, else one of as few of the lowest rank as will do."""
         placement, gone = self.anywhere(job), list[tuple[Running, tuple[Spot, ...]]]()
         board = self if placement else self.copy()

@@ -39,21 +39,21 @@ class Links:
         self.fit = cache(lambda patterns: fit_of(patterns, capacity))
         self.slower = cache(lambda patterns, shifted: self._slower(patterns, shifted=shifted))
 
-    def used(self, job: int, placement: Placement) -> tuple[int, ...]:
+    def path_of(self, job: int, placement: Placement) -> tuple[int, ...]:
         """The links over which a job would send."""
         domains = {node // self.domain for node, _ in placement} if job in self.patterns else set()
         return tuple(sorted(domains)) if len(domains) > 1 else ()
 
     def worth(self, job: int, placement: Placement) -> tuple[bool, float]:
         """Whether no loop would form, and the mean score of the job's links."""
-        links = self.used(job, placement)
+        links = self.path_of(job, placement)
         scores = [self.fit(self._patterns((*self.jobs[link], job))).score for link in links]
         loops = self._loops({**self.links, job: links})
         return not loops & set(links), round(mean(scores), 9) if scores else 1.0
 
     def move(self, job: int, placement: Placement) -> set[int]:
         """A job is somewhere else, or nowhere; returns those whose speed may be another."""
-        before, after = self.links.pop(job, ()), self.used(job, placement)
+        before, after = self.links.pop(job, ()), self.path_of(job, placement)
         if after:
             self.links[job] = after
         for link in before:
@@ -125,7 +125,7 @@ def links_of(jobs: Jobs, site: Site, *, compatible: bool) -> Links | None:
     return Links(site.link, site.topology[-1][1] if site.topology else 1, patterns, compatible=compatible)
 
 
-class Linked(Board):
+class BoardOfLinks(Board):
     """A board that compares places of a gang by the traffic on their links."""
 
     def __init__(self, nodes: Sequence[int], moment: Moment, line: Callable[[Running], Hashable], links: Links) -> None:
@@ -135,7 +135,7 @@ class Linked(Board):
     def room(self, job: Running, per_node: int) -> Placement | None:
         """Where a gang goes: where it would go anyway, unless its traffic fits better elsewhere."""
         plain = self.gang(job.gpus, per_node)
-        if plain is None or not self.links.used(job.index, plain):
+        if plain is None or not self.links.path_of(job.index, plain):
             return plain
         whole, rest = divmod(job.gpus, per_node)
         idle = self._with(per_node)
