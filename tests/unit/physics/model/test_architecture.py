@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model import Attention, FeedForward, Layer, Model, catalogue_names, load_model, transformer
-from windtunnel.physics.model.mixers import Recurrent
+from windtunnel.physics.model.mixers import Indexed, Recurrent
 
 MODELS = [load_model(name) for name in catalogue_names()]
 each_model = pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
@@ -216,3 +216,24 @@ def test_changes_out_of_range_are_refused(layers: object) -> None:
 def test_a_model_too_large_to_count_is_refused() -> None:
     with pytest.raises(SpecError, match="parameters"):
         transformer(hidden=2**20, layers=10_000, heads=64, vocab=1, ffn=2**24)
+
+
+@given(seq=st.integers(1, 200), selected=st.integers(1, 250), pool=st.integers(1, 4))
+def test_an_indexer_scores_all_keys_and_attention_the_chosen(seq: int, selected: int, pool: int) -> None:
+    """Counted token by token: the i-th has i keys before it and itself, and chooses `selected` of them at most."""
+    mixer = Indexed(
+        heads=3,
+        kv_heads=1,
+        head_dim=5,
+        value_head_dim=7,
+        index_heads=2,
+        index_dim=4,
+        selected=selected,
+        index_pool=pool,
+    )
+    chosen = sum(min(i + 1, selected) for i in range(seq)) / seq
+    scored = sum(i + 1 for i in range(seq)) / seq
+    by_hand = 2 * 3 * (5 + 7) * chosen + 2 * 2 * (4 + 1) * scored / pool
+    assert mixer.score_flops_per_token(seq) == pytest.approx(by_hand)
+    in_full = 2 * 3 * (5 + 7) * min(selected, seq) + 2 * 2 * (4 + 1) * seq / pool
+    assert mixer.score_flops_per_token(seq, "full") == pytest.approx(in_full)
