@@ -125,3 +125,16 @@ def test_of_each_lemon_the_first_failure_is_none_that_it_repeats() -> None:
         failures = int((times < NEVER).sum())
         assert failures > 300
         assert int(repeat.sum()) == failures - 8
+
+
+def test_what_a_cause_is_called_says_how_it_shows(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "cause,count,component\nNCCL timeout,1,node\nhang in a collective,1,node\nNaN,1,gpu\nsilent corruption,1,gpu\n"
+        "nan counter broken,1,gpu\nupgrade,1,planned\nrestart,1,manual\n"
+    )
+    symptoms = {cause.name: cause.symptom for cause in fit_log(log, 64, 30.0).causes}
+    assert symptoms == {
+        "NCCL timeout": "hang", "hang in a collective": "hang", "NaN": "silent", "silent corruption": "silent",
+        "nan counter broken": "explicit", "upgrade": "planned", "restart": "manual",
+    }  # fmt: skip
