@@ -24,9 +24,10 @@ def jobs_left_out(figure: Mapping[str, Amount]) -> int:
 
 
 def best_of(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
-    """The policy that does best, of those that could be chosen and ran most of the jobs."""
+    """The policy that does best, of those that could be chosen and ran the most jobs."""
     figures = [figure for figure in figures if figure["policy"] != HAPPENED] or figures
-    figures = [figure for figure in figures if jobs_left_out(figure) == min(map(jobs_left_out, figures))]
+    least = min(map(jobs_left_out, figures))
+    figures = [figure for figure in figures if jobs_left_out(figure) == least]
     for key, _, _, less in JUDGED:
         values = [figure.get(key) for figure in figures]
         if all(isinstance(value, float | int) for value in values):

@@ -6,7 +6,7 @@ listed in the program with the script's line:
 
     what is read                                    told
     a value that is known (see known_values.py)     the value
-    what an `assert` of the script takes, and other that it holds: a healthy job passes its own checks
+    what an `assert` of the script takes, and       that it holds: a healthy job passes its own checks
     ranks decide that do not run
     a check of numbers (isfinite, isnan, any, all)  what it says of sound ones
     whether two tensors are equal, or close         that they are (equal: where their shapes are)

@@ -82,7 +82,7 @@ class Options:
         return tuple(name for name in self.leaves if name in self.left)
 
 
-def beside(path: Path, *names: str | Path) -> Path | None:
+def file_beside(path: Path, *names: str | Path) -> Path | None:
     """A file that another one names: in its folder, or above it as far as the working directory. No other is read."""
     folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
     above = [folder, *folder.parents]

@@ -116,7 +116,7 @@ def _with_segments(native: Native, text: str) -> Native:
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
-def written(kind: str, plan: OpenPlan, dp: int, n_gpus: int, model: str) -> tuple[str, tuple[str, ...]]:
+def plan_text(kind: str, plan: OpenPlan, dp: int, n_gpus: int, model: str) -> tuple[str, tuple[str, ...]]:
     """The text of a format, and the plan fields that it has no option for. Raises UnknownNameError."""
     if kind == "torchtitan":
         return torchtitan.write(plan, dp, model)
@@ -135,7 +135,7 @@ def launch_flags(kind: str, plan: Mapping[str, object], n_gpus: int, model: str)
     """
     fixed = open_plan(**plan)
     dp = max(1, n_gpus // ((fixed.tp or 1) * (fixed.pp or 1) * (fixed.cp or 1)))
-    text, left = written(kind, fixed, dp, n_gpus, model)
+    text, left = plan_text(kind, fixed, dp, n_gpus, model)
     return FILES[kind], text, left
 
 

@@ -23,7 +23,7 @@ from windtunnel.studies.training.launch import accelerate, recipes, trainer, tra
 from windtunnel.studies.training.launch.dialects import OWN
 from windtunnel.studies.training.launch.job_file import Native, _leaves
 from windtunnel.studies.training.launch.megatron_reading import GRANULARITY, SWIFT, Arguments, shell_words
-from windtunnel.studies.training.launch.native import PLAN, read_native, written
+from windtunnel.studies.training.launch.native import PLAN, plan_text, read_native
 
 ANCHORS = (
     *("--micro-batch-size", "--global-batch-size", "--seq-length", "--tensor-model-parallel-size"),
@@ -67,7 +67,7 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     if kind in (".yaml", ".yml") and not accelerate.is_accelerate(read_mapping(path, PLAN)):
         return ""  # Primus' and GPT-NeoX's are read alone
     format_of, edit = EDITS.get(kind, ("megatron", None))
-    (before_text, left), (after_text, left_then) = (written(format_of, plan, dp, n_gpus, model) for plan, dp in sides)
+    (before_text, left), (after_text, left_then) = (plan_text(format_of, plan, dp, n_gpus, model) for plan, dp in sides)
     if set(left_then) - set(left):  # what is changed has no key
         return ""
     if edit is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
-from windtunnel.studies.training.launch.job_file import beside
+from windtunnel.studies.training.launch.job_file import file_beside
 from windtunnel.studies.training.launch.python_values import (
     DICTIONARY_METHODS,
     MAKING,
@@ -399,7 +399,7 @@ class Module:
         if name not in modules and len(modules) < FILES_MOST:
             modules[name] = None  # while it is read itself
             own = Path(*name.split("."))
-            path = beside(self.place, own.with_suffix(".py"), own / "__init__.py")
+            path = file_beside(self.place, own.with_suffix(".py"), own / "__init__.py")
             if path is not None:
                 tree = parsed(read_text(path, GIVE, BYTES_MOST), str(path))
                 modules[name] = Module(tree, path, self.place, self.budget)

@@ -20,7 +20,7 @@ from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.studies.training.launch import deepspeed, dialects
-from windtunnel.studies.training.launch.job_file import Native, beside
+from windtunnel.studies.training.launch.job_file import Native, file_beside
 from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
 from windtunnel.studies.training.launch.python_text import parsed
 
@@ -190,7 +190,7 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
     if isinstance(config, str):
         if _on(settings.get("torch_compile")):
             unknown.append("torch_compile with DeepSpeed")
-        place = beside(path, config)
+        place = file_beside(path, config)
         if place is None:
             unknown.append(f"deepspeed {config} (no such file beside it: ZeRO 0)")
             return {"framework": "deepspeed", "zero_stage": 0}
