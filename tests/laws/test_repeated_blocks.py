@@ -30,6 +30,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
         {"framework": "fsdp", "zero_stage": 3, "overlap_param_gather": False, "overlap_grad_reduce": False},
     ),
     "offloaded": ("llama-3-8b", {"offload_activations": 5, "zero_stage": 2}),
+    "checkpoints offloaded": ("llama-3-8b", {"offload_activations": 5, "recompute": "full"}),
     "offloaded in short stages": ("llama-3-8b", {"pp": 4, "virtual_stages": 4, "offload_activations": 5}),
     "ring": ("llama-3-8b", {"tp": 2, "cp": 4, "recompute": "selective:core_attention"}),
     "mixture": ("mixtral-8x7b", {"ep": 8, "pp": 2}),

@@ -254,9 +254,6 @@ def columns_of(row: Row) -> tuple[dict[str, object], list[str]]:
         chosen, note = words.schedule(row.schedule, row.pp or 1, row.vpp or 1)
         fields |= {"schedule": chosen} if chosen else {}
         notes.append(note)
-    if "offload_activations" in fields and all(recompute.startswith("full") for recompute in recomputes_of(row)[0]):
-        del fields["offload_activations"]
-        notes.append(words.not_understood("offload", row.offload, "none: what is recomputed is not kept"))
     if row.framework and not is_known_framework(row):
         notes.append(f"framework {row.framework!r} not known, taken as {framework_of(row)}")
     if row.param_gather_dtype.lower().startswith(("bf16", "bfloat16")):

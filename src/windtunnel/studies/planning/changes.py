@@ -106,10 +106,6 @@ def _companions(base: Layout, fields: Mapping[str, object]) -> Iterator[dict[str
         yield {"virtual_stages": 1, **back}
     if fields.get("pp") == 1 and plan.schedule not in (None, "1f1b", "gpipe"):
         yield {"schedule": "1f1b", **({"virtual_stages": 1} if plan.virtual_stages > 1 else {})}
-    if "recompute" in fields and plan.offload_activations:
-        yield {"offload_activations": 0}
-    if fields.get("offload_activations") and plan.recompute.startswith("full"):
-        yield {"recompute": "none"}
 
 
 def _values(base: Layout) -> Iterator[tuple[str, object]]:

@@ -294,11 +294,6 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     unit = habits.vocabulary_unit * plan.tp
     # Length of the chain of model pieces: V-shaped schedules hold two per rank, DualPipe each piece twice.
     stages = plan.pp * (2 if TRAITS[schedule].turns else plan.virtual_stages)
-    if plan.offload_activations and plan.recompute_layers != 0:
-        raise LayoutError(
-            f"offload_activations {plan.offload_activations} with recompute {plan.recompute}",
-            "use one of the two: what is recomputed is not kept",
-        )
     return Layout(
         model=model,
         cluster=cluster,

@@ -160,10 +160,10 @@ def check_adapters(plan: Plan) -> None:
             f"lora_rank {plan.lora_rank} with framework pytorch: plain PyTorch trains all weights",
             "use framework fsdp, or lora_rank 0",
         )
-    if plan.offload_activations:
+    if plan.offload_activations and plan.recompute_layers is not None:
         raise LayoutError(
             f"offload_activations {plan.offload_activations} with lora_rank {plan.lora_rank}",
-            "use one of the two: inputs of frozen layers are not kept",
+            "recompute in full, or leave one of the two out: inputs of frozen layers are not kept",
         )
 
 

@@ -204,6 +204,18 @@ def test_offloaded_layers_leave_the_device() -> None:
     assert kept[2] < 0.25 * kept[0]  # what is left belongs to embedding and head
 
 
+@pytest.mark.parametrize("framework", ["fsdp", "pytorch", "megatron"])
+def test_checkpoints_of_recomputation_leave_the_device_one_by_one(framework: str) -> None:
+    def kept(**plan: Any) -> int:
+        layout = layout_of(dense(), recompute="full", framework=framework, **plan)
+        return pieces_of(layout)[0].passes.saved_bytes
+
+    model = dense()
+    checkpoint = 4096 * model.hidden_size * 2  # tokens, width, bf16
+    assert kept() - kept(offload_activations=3) == 3 * checkpoint
+    assert kept() - kept(offload_activations=model.n_layers) == model.n_layers * checkpoint
+
+
 def test_vocabulary_is_sharded_over_tensor_parallel_ranks() -> None:
     large, small = dense(vocab=131072), dense(vocab=32768)
 

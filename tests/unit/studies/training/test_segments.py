@@ -190,6 +190,13 @@ def test_offloaded_activations_travel_to_the_host_and_back() -> None:
     assert moved[0] == moved[1] > 0
 
 
+def test_of_a_recomputed_layer_its_input_travels() -> None:
+    plan = {"offload_activations": 1, "recompute": "full"}
+    forward, backward = (pass_of(phase, **plan) for phase in (Kind.FORWARD, Kind.BACKWARD))
+    moved = [float(segment.graph.bytes[segment.graph.kind == 2].sum()) for segment in (forward, backward)]
+    assert moved[0] == moved[1] == 4096 * MODEL.hidden_size * 2  # in bf16
+
+
 def test_low_precision_adds_casts_and_shortens_gemms() -> None:
     high, low = pass_of(), pass_of(precision="fp8")
     assert low.breakdown_ns["gemm"] < high.breakdown_ns["gemm"]

@@ -16,9 +16,17 @@ class Block:
     expert_parameters: float = 0.0
     recompute: bool = False  # in full
     offload: bool = False
+    input_bytes: float = 0.0  # what enters it: all that is kept of it where it is recomputed
     adapters: float | None = None  # parameters of its adapters, where all others are frozen
     tower: bool = False  # of an encoder of images, in front of the embedding
     forward_only: bool = False  # nothing in it and nothing before it learns
+
+    @property
+    def offloaded_bytes(self) -> float:
+        """What goes to the host behind its forward pass and comes back before its backward one."""
+        if not self.offload:
+            return 0.0
+        return self.input_bytes if self.recompute else sum(op.saved_bytes for op in self.operations)
 
     @property
     def learning(self) -> tuple[float, float]:

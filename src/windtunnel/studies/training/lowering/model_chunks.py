@@ -177,6 +177,7 @@ def _piece(
 ) -> Piece:  # fmt: skip
     model, plan = layout.model, layout.plan
     blocks: list[Block] = []
+    stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes * streams_of(model)
     vocabulary = layout.vocab_padded * model.hidden_size / plan.tp
     if first:
         blocks += [block for tower in towers_of(plan, model) for block in tower_blocks(plan, *tower, shard)]
@@ -190,7 +191,8 @@ def _piece(
             counts[id(layer)] = layer_parameters(layout, layer)
         dense, expert = counts[id(layer)]
         dense += sum(op.weight_elements for op in ops if op.part == "mtp")
-        blocks.append(Block(ops, dense, expert, recompute=number < recomputed, offload=away[number]))
+        again = number < recomputed
+        blocks.append(Block(ops, dense, expert, recompute=again, offload=away[number], input_bytes=stream))
     if last:
         # A tied table on its own pipeline rank is a second copy; without a pipeline it is the embedding's.
         table = 0.0 if model.tied_embeddings and first else vocabulary
@@ -214,7 +216,6 @@ def _piece(
     root = 0.0
     if keep.root_gathered and layout.gathers_in_passes:
         root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
-    stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes * streams_of(model)
     own = iter(for_memory)
     memory_blocks = [block if block.is_end or block.tower else _with_operations(block, next(own)) for block in blocks]
     received = 0 if first else int(stream)

@@ -148,8 +148,7 @@ def _fetch(build: PassBuilder, order: list[Block], number: int, fetched: dict[in
     """Bring offloaded activations back one block ahead of their use."""
     for ahead in (number, number + 1):
         if ahead < len(order) and order[ahead].offload and ahead not in fetched:
-            saved = sum(op.saved_bytes for op in order[ahead].operations)
-            fetched[ahead] = build.copy("fetch activations", saved)
+            fetched[ahead] = build.copy("fetch activations", order[ahead].offloaded_bytes)
     if number in fetched:
         build.pending.append(fetched[number])
 
@@ -169,8 +168,7 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
         _forward_op(build, op, "recompute " if again else "")
     _stop(build, block)
     if block.offload and not again:
-        saved = sum(op.saved_bytes for op in operations)
-        build.copy("offload activations", saved)  # the pass ends when the copy has, nothing inside waits for it
+        build.copy("offload activations", block.offloaded_bytes)  # the pass ends when the copy has, nothing inside waits for it
 
 
 def _stop(build: PassBuilder, block: Block) -> None:

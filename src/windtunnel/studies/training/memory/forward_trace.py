@@ -58,9 +58,12 @@ def write(
     writer = Writer(keep, frozenset() if recompute else parts, precision, tp, compiled)
     writer.size[INPUT], writer.holds[INPUT] = int(input_bytes), 1
     if recompute:
-        writer.hold(INPUT)  # the checkpoint
+        if not offload:
+            writer.hold(INPUT)  # the checkpoint
         _, output = ForwardTape(writer, holding=False).run(operations)
         forward, writer.events = writer.events, []
+        if offload:
+            writer.fetch(INPUT)
         steps, again = ForwardTape(writer, holding=True).run(operations)
         writer.drop(again)
     else:

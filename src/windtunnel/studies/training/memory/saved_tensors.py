@@ -142,6 +142,11 @@ class Writer:
             if not self.holds[slot]:
                 self.events.append((slot, 0))
 
+    def fetch(self, slot: int) -> None:
+        """A tensor that is back from the host, with one reference."""
+        self.holds[slot] = 1
+        self.events.append((slot, self.bytes_of(slot)))
+
     def moved(self, source: int, size: float) -> int:
         """A new tensor in place of one that is no longer read."""
         slot = self.new(size)

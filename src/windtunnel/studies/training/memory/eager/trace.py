@@ -35,10 +35,13 @@ def write_plain(
     writer.size[INPUT], writer.holds[INPUT] = int(input_bytes), 1
     run = unrolled(tuple(op for op in operations if not op.backward_only))
     if recompute:
-        writer.hold(INPUT)  # the checkpoint
+        if not offload:
+            writer.hold(INPUT)  # the checkpoint
         first = Autograd(writer, style, later, table_bytes, keeping=False)
         output = first.forward(run, rule_of)
         forward, writer.events = writer.events, []
+        if offload:
+            writer.fetch(INPUT)
         writer.hold(INPUT)  # read once more
         again = Autograd(writer, style, later, table_bytes)
         writer.drop(again.forward(until_kept(run), rule_of))
