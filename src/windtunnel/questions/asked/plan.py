@@ -214,7 +214,7 @@ class Plan:
     ] = 1
     recompute: Annotated[str, About("none, full, full:N layers or selective:PART[,PART] (none).", SAVINGS)] = "none"
     offload_activations: Annotated[
-        int, About("Layers whose activations, or checkpoints of recomputation, go to the host (0).", SAVINGS, least=0, rare=True)
+        int, About("Layers whose activations, or checkpoints, go to the host (0).", SAVINGS, least=0, rare=True)
     ] = 0
     offload_optimizer: Annotated[
         float, About("Share of optimizer state and update on the host (0).", SAVINGS, least=0.0, most=1.0, rare=True)

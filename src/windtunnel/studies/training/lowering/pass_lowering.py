@@ -168,7 +168,7 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
         _forward_op(build, op, "recompute " if again else "")
     _stop(build, block)
     if block.offload and not again:
-        build.copy("offload activations", block.offloaded_bytes)  # the pass ends when the copy has, nothing inside waits for it
+        build.copy("offload activations", block.offloaded_bytes)  # nothing in the pass waits for it but its end
 
 
 def _stop(build: PassBuilder, block: Block) -> None:
