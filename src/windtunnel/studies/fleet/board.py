@@ -225,8 +225,8 @@ class QueuePolicy:
         moment = Moment(round(snapshot.now_s * NS))
         remembered: tuple[dict[int, Rank], object] = snapshot.memory or ({}, None)
         ranks, own = remembered
-        board = Board(snapshot.nodes, moment, self.line)
         jobs = [_job_of(job, moment) for job in snapshot.jobs]
+        board = board_for(jobs, snapshot.nodes, moment, self.line)
         for job in jobs:
             job.rank = ranks[job.index] if job.index in ranks else self.rank(job)
             if job.placement:
@@ -249,7 +249,19 @@ class QueuePolicy:
             reject=tuple(rejected),
             wake_s=None if board.wake_ns is None else board.wake_ns / NS,
             memory=({job.index: job.rank for job in jobs}, board.memory),
+            spots={job.index: job.spots for job in running if job.part is not None},
         )
+
+
+def board_for(
+    jobs: Sequence[Running], nodes: Sequence[int], moment: Moment, line: Callable[[Running], Hashable]
+) -> Board:
+    """A board on which these jobs can be placed."""
+    if all(job.part is None for job in jobs):
+        return Board(nodes, moment, line)
+    from windtunnel.studies.fleet.parts.devices import BoardOfParts
+
+    return BoardOfParts(nodes, moment, line)
 
 
 def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
@@ -280,6 +292,7 @@ def _job_of(job_state: JobState, moment: Moment) -> Running:
         job_state.queue,
         job_state.owner,
     )
+    job.part, job.spots = job_state.part, job_state.spots
     job.placement, job.counts = job_state.placement, tuple(count for _, count in job_state.placement)
     job.held_ns, job.gpu_ns = round(job_state.executed_s * NS), round(job_state.gpu_seconds * NS)
     job.held_since_ns = job.since_ns = moment.ns

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.physics.engine.events import EventQueue
-from windtunnel.studies.fleet.board import Board, QueuePolicy, carry_out
+from windtunnel.studies.fleet.board import Board, QueuePolicy, board_for, carry_out
 from windtunnel.studies.fleet.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.studies.fleet.running import NS, Moment, Running
 from windtunnel.studies.fleet.sharing.links import BoardOfLinks, Links
@@ -80,13 +80,9 @@ class Clock:
     def _board(self, nodes: Sequence[int]) -> Board:
         if self.lines is None:
             return Board(nodes, self.moment)
-        if any(job.part is not None for job in self.jobs):
-            from windtunnel.studies.fleet.parts.devices import BoardOfParts
-
-            return BoardOfParts(nodes, self.moment, self.lines.line)
         if self.links is not None and self.links.compatible:
             return BoardOfLinks(nodes, self.moment, self.lines.line, self.links)
-        return Board(nodes, self.moment, self.lines.line)
+        return board_for(self.jobs, nodes, self.moment, self.lines.line)
 
     @property
     def now_ns(self) -> int:

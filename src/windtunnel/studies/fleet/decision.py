@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.parts.part import Part
 
 Placement = tuple[tuple[int, int], ...]  # (node, GPUs on it), in the order in which they were given
 EMPTY: Placement = ()
+Spot = tuple[int, int, int]  # of a part: node, GPU, and where it begins on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,10 @@ class JobState(Protocol):
     @property
     def progress(self) -> Any: ...  # noqa: D102
     @property
+    def part(self) -> Part | None: ...  # noqa: D102
+    @property
+    def spots(self) -> tuple[Spot, ...]: ...  # noqa: D102
+    @property
     def held_gpus(self) -> int: ...  # noqa: D102
 
 
@@ -91,6 +99,8 @@ class JobView:
     owner: Owner = NOBODY
     work: object = None  # the job's model of its own speed, for policies that size jobs
     progress: object = None  # how far that work is
+    part: Part | None = None  # of GPUs, where it asks for parts: `gpus` are thousandths then, as those of nodes are
+    spots: tuple[Spot, ...] = ()
 
     @property
     def held_gpus(self) -> int:
@@ -126,6 +136,7 @@ class Decision:
     reject: tuple[int, ...] = ()
     wake_s: float | None = None
     memory: object = None
+    spots: Mapping[int, tuple[Spot, ...]] = field(default_factory=dict)  # of jobs that run on parts of GPUs
 
 
 class Policy(Protocol):

@@ -28,7 +28,7 @@ from windtunnel.studies.fleet.outcome import (
     Outcome,
     Reason,
 )
-from windtunnel.studies.fleet.parts.part import Part, in_units, parts_of, with_shares
+from windtunnel.studies.fleet.parts.part import UNITS, Part, in_units, parts_of, with_shares
 from windtunnel.studies.fleet.policies import queues
 from windtunnel.studies.fleet.policies.own import Own, own_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
@@ -75,7 +75,12 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         return blank
     if traits.loop != "log":  # nobody starts a job that depends on others before they are done
         runnable = replace(runnable, submit_s=np.fmax(runnable.submit_s, runnable.further("eligible_s")))
-    counted, nodes = in_units(runnable, site) if traits.parts else (runnable, site)
+    if traits.name == "slurm" and site.slurm_cluster.divided:
+        if options.pool or options.changes is not None:
+            raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
+        counted, nodes = in_units(runnable, site, always=True)
+    else:
+        counted, nodes = in_units(runnable, site) if traits.parts else (runnable, site)
     outcome = _run(counted, nodes, policy, traits, options)
     if nodes.unit > 1:
         outcome = replace(outcome, gpu_seconds=outcome.gpu_seconds / nodes.unit)
@@ -126,6 +131,17 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if "shared" in traits.capacity:
         most, words = site.per_node * (1 - SERVICE_SHARE), f"more than services leave of a node of {site.per_node}"
         drop(np.flatnonzero(jobs.gpus > most), Reason.TOO_LARGE, "asks {gpus} GPUs, " + words)
+    parts: list[Part | str | None] = []
+    if "share" in jobs.columns and traits.loop != "log":
+        parts, why = parts_of(jobs, site), _deaf_to_parts(traits, options)
+        for at, part in enumerate(parts):
+            words = part if isinstance(part, str) else why if part is not None else ""
+            drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
+    if traits.name == "slurm" and not options.pool and (any(parts) or site.slurm_cluster.divided):
+        from windtunnel.studies.fleet.policies.slurm.gres import never_fit
+
+        for at, words in never_fit(jobs, site, site.slurm_cluster):
+            drop([at], Reason.TOO_LARGE, words)
     if not traits.sizes:
         never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
         ended = np.array(jobs.columns.get("ended", [""] * len(jobs)))
@@ -143,12 +159,6 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         return tuple(dropped.values())
     gpus = jobs.gpus
     if "share" in jobs.columns and traits.loop != "log":
-        parts = parts_of(jobs, site)
-        known = traits.parts and (options.decider is None or isinstance(options.decider, QueuePolicy))
-        deaf = "" if known else f"asks for parts of GPUs, and {traits.name} knows whole ones only"
-        for at, part in enumerate(parts):
-            words = part if isinstance(part, str) else deaf if part is not None else ""
-            drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
         fill = [part.most if isinstance(part, Part) and part.slices else 1 for part in parts]
         gpus = -(-gpus // np.array(fill))  # that a job needs where it is alone: its shares lie on a GPU each
     nodes = gpus if options.pool else -(-gpus // site.per_node)
@@ -184,6 +194,15 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if "start" in traits.needs:
         drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
     return tuple(dropped.values())
+
+
+def _deaf_to_parts(traits: Traits, options: Options) -> str:
+    """What keeps a policy from jobs that ask for parts; nothing where it knows them."""
+    decider = options.decider
+    if traits.parts and (decider is None or (isinstance(decider, QueuePolicy) and getattr(decider, "unit", UNITS) > 1)):
+        unsteady = traits.name == "slurm" and (options.pool or options.changes is not None)
+        return "asks for parts of GPUs, which slurm knows on nodes that stay" if unsteady else ""
+    return f"asks for parts of GPUs, and {traits.name} knows whole ones only"
 
 
 def _measured(traits: Traits, options: Options, none_says: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from windtunnel.studies.fleet.decision import EMPTY, NOBODY, Owner, Placement
+from windtunnel.studies.fleet.decision import EMPTY, NOBODY, Owner, Placement, Spot
 from windtunnel.studies.fleet.work import Work
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 NS = 1_000_000_000
 Rank = tuple[float, float, int]  # by which a policy orders jobs; lower is first
-Spot = tuple[int, int, int]  # of a part: node, GPU, and where it begins on it
 
 
 @dataclass(slots=True)

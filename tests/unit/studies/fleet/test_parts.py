@@ -120,7 +120,7 @@ def test_no_gpu_holds_more_than_one(name: str, rows: list[tuple[int, int, int, s
         assert all(job.gpu_ns == lasts * NS * job.gpus for job, (_, lasts, _, _) in zip(jobs, rows, strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "slurm"])
 @given(rows=jobs_strategy)
 @settings(max_examples=30, deadline=None)
 def test_whole_gpus_are_given_as_where_none_is_divided(name: str, rows: list[tuple[int, int, int, str]]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.fleet.further import FleetLive
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.asked import as_asked, refuse_files
@@ -17,7 +17,7 @@ from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.live.host import hosts_of
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.parts.part import refuse_parts
+from windtunnel.studies.fleet.parts.part import UNITS, Part, parts_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import Site
@@ -58,7 +58,16 @@ def run_live(
         raise SpecError(
             "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
         )
-    refuse_parts(jobs, "a live run has")
+    parts = parts_of(jobs, site)
+    for at, part in enumerate(parts):
+        if part is None:
+            continue
+        shares = not isinstance(part, str) and not part.slices
+        if not shares or not POLICIES[names[0]].parts or names[0] == "slurm":
+            whose = f"{names[0]} gives live jobs whole GPUs" if shares else "a live run cuts no GPU: give shares"
+            why = part if isinstance(part, str) else f"asks for {jobs.columns['part'][at]} of a GPU, and {whose}"
+            raise UserError(f"{jobs.where(at)}: {jobs.name[at]} {why}")
+    unit = UNITS if any(parts) else 1
     live_jobs = [
         LiveJob(
             at,
@@ -67,8 +76,9 @@ def run_live(
             int(jobs.gpus[at]),
             commands[at],
             None if math.isnan(jobs.duration_s[at]) else float(jobs.duration_s[at]),
+            part if isinstance(part, Part) else None,
         )
-        for at in range(len(jobs))
+        for at, part in enumerate(parts)
     ]
     large = next((job for job in live_jobs if not 0 < job.gpus <= site.gpus), None)
     if large is not None:
@@ -87,21 +97,22 @@ def run_live(
         raise SpecError("--host", ", ".join(hosts), f"give one for each of the {site.nodes} nodes of --cluster")
 
     def policy() -> Policy:
-        return POLICIES[names[0]].make_policy(site, Options())
+        return POLICIES[names[0]].make_policy(replace(site, per_node=site.per_node * unit, unit=unit), Options())
 
-    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts)).run()
+    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts), unit=unit).run()
     simulated: dict[int, float] = {}
     if all(job.duration_s is not None for job in live_jobs):
         running = [
             Running(
                 job.index,
                 round(job.submit_s * NS),
-                job.gpus,
+                job.units(unit),
                 Rigid(max((job.duration_s or 0.0) - restart_s, 0.0), restart_s),
+                part=job.part,
             )
             for job in live_jobs
         ]
-        Clock(running, nodes, policy()).run()
+        Clock(running, [gpus * unit for gpus in nodes], policy()).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
     rows: list[Row] = [
         {

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from windtunnel.studies.fleet.board import Board, Move, by_rank, next_in_queue
-from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.decision import Placement, Spot
 from windtunnel.studies.fleet.parts.part import UNITS, Part
-from windtunnel.studies.fleet.running import Moment, Running, Spot
+from windtunnel.studies.fleet.running import Moment, Running
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,12 @@ class Device:
 
     def start(self, part: Part) -> int | None:
         """Where a part begins; None where it has no room."""
-        if part.slices != self.slices or self.used + part.units > UNITS:
-            return None
-        if not part.slices:
-            return 0
-        return next((at for at in reversed(part.starts) if not self.mask & _bits(part, at)), None)
+        return next((at for at in reversed(part.starts or (0,)) if self.holds(part, at)), None)
+
+    def holds(self, part: Part, start: int) -> bool:
+        """Whether a part has room where it is to begin."""
+        fits = part.slices == self.slices and self.used + part.units <= UNITS
+        return fits and not self.mask & _bits(part, start)
 
     def change(self, part: Part, start: int, sign: int) -> Device:
         """With a part more, or less."""
@@ -166,9 +167,7 @@ class BoardOfParts(Board):
             if device is None:
                 device = Device(job.part.slices)
                 whole[node] += UNITS
-            if device.slices != job.part.slices or device.used + job.part.units > UNITS:
-                return False
-            if device.mask & _bits(job.part, start):
+            if not device.holds(job.part, start):
                 return False
             devices[node, number] = device.change(job.part, start, 1)
         return all(self.free[node] >= count for node, count in whole.items())

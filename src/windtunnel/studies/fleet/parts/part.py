@@ -125,19 +125,22 @@ def with_shares(jobs: Jobs, site: Site | None) -> Jobs:
     return replace(jobs, columns={**jobs.columns, "share": shares})
 
 
-def in_units(jobs: Jobs, site: Site) -> tuple[Jobs, Site]:
-    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part.
+def in_units(jobs: Jobs, site: Site, *, always: bool = False) -> tuple[Jobs, Site]:
+    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part, unless `always`.
 
     Where queues have quotas of slices, those of each profile are a queue of their own, in cohorts of their own: slices
     and whole GPUs do not stand in for each other. Elsewhere slices count as what they are of GPUs.
     """
-    parts = parts_of(jobs, site) if "share" in jobs.columns else []
-    if not any(parts):
+    parts = parts_of(jobs, site) if "share" in jobs.columns else [None] * len(jobs)
+    if not any(parts) and not always:
         return jobs, site
     units = np.array([part.units if isinstance(part, Part) else UNITS for part in parts], np.int64)
     columns = dict(jobs.columns)
+    if "billing" in columns:
+        charged = zip(columns["billing"], (jobs.gpus * units).tolist(), strict=True)
+        columns["billing"] = [text or str(count / UNITS) for text, count in charged]
     apart: dict[str, int] = {}  # units, by profile
-    if any(quota.slices for quota in jobs.quotas) or any(cohort.slices for cohort in jobs.cohorts):
+    if any(parts) and (any(quota.slices for quota in jobs.quotas) or any(cohort.slices for cohort in jobs.cohorts)):
         texts = [text if isinstance(part, Part) and part.slices else ""
                  for text, part in zip(columns["part"], parts, strict=True)]  # fmt: skip
         columns["cluster_queue"] = [_apart(*each) for each in zip(jobs.quota_queues, texts, strict=True)]
