@@ -1,8 +1,8 @@
 """One trace on one site under one policy: `simulate`.
 
-Things happen when they happen, in nanoseconds: on the clock (`clock.py`), or for queues on nodes that stay, compiled
-(`policies/queues.py`). What a policy needs and heeds are its traits (`traits.py`). Jobs that cannot run are left out
-first, counted and named: none is dropped silently.
+Things happen when they happen, in nanoseconds: on the clock (`clock/`), or for queues on nodes that stay, compiled
+(`policies/rigid/queues.py`). What a policy needs and heeds are its traits (`traits.py`). Jobs that cannot run are left
+out first, counted and named: none is dropped silently.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.studies.fleet.board import QueuePolicy
-from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.clock.board import QueuePolicy
+from windtunnel.studies.fleet.clock.decision import Policy
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
@@ -29,8 +29,8 @@ from windtunnel.studies.fleet.outcome import (
     Reason,
 )
 from windtunnel.studies.fleet.parts.part import UNITS, Part, in_units, parts_of, with_shares
-from windtunnel.studies.fleet.policies import queues
 from windtunnel.studies.fleet.policies.own import Own, own_of
+from windtunnel.studies.fleet.policies.rigid import queues
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.traits import Traits
@@ -106,7 +106,7 @@ def _run(jobs: Jobs, site: Site, policy: str, traits: Traits, options: Options) 
         from windtunnel.studies.fleet.hybrid.run import run_hybrid
 
         return run_hybrid(jobs, site, policy, options)
-    from windtunnel.studies.fleet.on_clock import run_exact
+    from windtunnel.studies.fleet.clock.on_clock import run_exact
 
     return run_exact(jobs, site, traits, options)
 
@@ -174,7 +174,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             objects = "clusterqueues,localqueues" if traits.name == "kueue" else "queues"
             written = f"write it with `kubectl get {objects},workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
-        from windtunnel.studies.fleet.on_clock import owners_of
+        from windtunnel.studies.fleet.clock.on_clock import owners_of
         from windtunnel.studies.fleet.policies.kueue.books import Books
 
         counted, _ = in_units(jobs, site)
@@ -247,7 +247,7 @@ def _put(blank: Outcome, keep: Rows, part: Outcome) -> Outcome:
 def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     duration = jobs.duration_s
     if np.isnan(duration).all():
-        from windtunnel.studies.fleet.on_clock import alone_s
+        from windtunnel.studies.fleet.clock.on_clock import alone_s
 
         assert options.tables is not None, "jobs without durations were left out"
         duration = alone_s(jobs, site, options.tables)

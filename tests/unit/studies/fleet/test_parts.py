@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.board import Board, QueuePolicy
-from windtunnel.studies.fleet.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.board import Board, QueuePolicy
+from windtunnel.studies.fleet.clock.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import queues_text
 from windtunnel.studies.fleet.jobs.lint import lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
@@ -23,10 +25,8 @@ from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.parts.part import UNITS, Part, part_of, profiles_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.study import fleet
-from windtunnel.studies.fleet.work import Rigid
 
 NAMES = ("fifo", "fifo-skip", "sjf-skip", "easy", "tiresias", "srtf")
 SITE = parse_site("h100-sxm:2x4")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from test_parts import check, columns, running, write
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.running import NS
 from windtunnel.studies.fleet.emit import slurm_files
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
@@ -21,10 +22,9 @@ from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 from windtunnel.studies.fleet.policies.slurm.gres import Gres, cuts_of
 from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.policies.table import names_of
-from windtunnel.studies.fleet.predicted import predicted_speeds
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.speeds.predicted import predicted_speeds
 from windtunnel.studies.fleet.study import fleet
 
 CUT = ({"1g.10gb": 7, "3g.40gb": 2}, {})  # two GPUs of the first node, none of the second

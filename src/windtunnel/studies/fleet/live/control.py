@@ -14,7 +14,7 @@
                by a tenth of the machine's; after many such windows by whole ones beyond the service's own; with all of
                the service's own back, or where none is here, the next job that waits comes in
 
-The victim is that of the simulated policies (`studies/fleet/policies/oversubscribe.py`): the youngest (`rose`), or
+The victim is that of the simulated policies (`fleet/policies/beyond/oversubscribe.py`): the youngest (`rose`), or
 whose leaving costs least (`rose-qos`). This is a pure function of what was measured and of its own few counts.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from windtunnel.studies.fleet.live.groups import LEAST_CORES
-from windtunnel.studies.fleet.policies.oversubscribe import Rules, Running, least_loss, throttle, youngest
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import Rules, Running, least_loss, throttle, youngest
 
 GROWTH = 0.1  # of the machine's cores, in a calm window
 PATIENCE, PATIENCE_MOST = 32, 1024  # windows: one in twenty that is late is a p95

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.studies.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, Spot, kept_or_placed
+from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, Spot, kept_or_placed
 from windtunnel.studies.fleet.live import process
 from windtunnel.studies.fleet.live.host import Found, Host, RemoteHost
 from windtunnel.studies.fleet.live.journal import Journal

@@ -11,17 +11,17 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.fleet.further import FleetLive
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.asked import as_asked, refuse_files
-from windtunnel.studies.fleet.clock import Clock
-from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.decision import Policy
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.live.host import hosts_of
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.parts.part import UNITS, Part, parts_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.work import Rigid
 
 Row = dict[str, str | float | None]  # of a job: its name, times, counts and state
 BY_DURATION = ("sjf", "sjf-skip", "easy", "srtf")

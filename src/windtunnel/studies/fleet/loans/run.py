@@ -25,9 +25,9 @@ from windtunnel.studies.fleet.loans.clock import NS, LoanClock, Training
 from windtunnel.studies.fleet.loans.pool import Loans, ServingPool
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, UNFINISHED, Outcome, outcome_of_runs
-from windtunnel.studies.fleet.policies.lyra import PARTS, Lyra
+from windtunnel.studies.fleet.policies.beyond.lyra import PARTS, Lyra
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 GROWTH = 2  # GPUs that an elastic job can use, of those that it asks for, where the trace does not say
 

@@ -19,7 +19,7 @@ from windtunnel.studies.fleet.oversubscribe.machines import (
     service_slowdown,
     wander,
 )
-from windtunnel.studies.fleet.policies.oversubscribe import (
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import (
     Rules,
     Running,
     admits,

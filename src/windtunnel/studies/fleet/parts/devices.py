@@ -15,10 +15,10 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from windtunnel.studies.fleet.board import Board, Move, by_rank, next_in_queue
-from windtunnel.studies.fleet.decision import Placement, Spot
+from windtunnel.studies.fleet.clock.board import Board, Move, by_rank, next_in_queue
+from windtunnel.studies.fleet.clock.decision import Placement, Spot
+from windtunnel.studies.fleet.clock.running import Moment, Running
 from windtunnel.studies.fleet.parts.part import UNITS, Part
-from windtunnel.studies.fleet.running import Moment, Running
 
 
 @dataclass(frozen=True, slots=True)

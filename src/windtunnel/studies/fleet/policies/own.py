@@ -18,7 +18,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_mapping
-from windtunnel.studies.fleet.decision import Policy, Rounds
+from windtunnel.studies.fleet.clock.decision import Policy, Rounds
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site

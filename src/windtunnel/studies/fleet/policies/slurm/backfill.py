@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from windtunnel.studies.fleet.board import Board, Move
+from windtunnel.studies.fleet.clock.board import Board, Move
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Future, Holder, Need, Space, Units, mask_of
 from windtunnel.studies.fleet.policies.slurm.preemption import victims
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State, state_units
-from windtunnel.studies.fleet.running import NS, Running
 
 Start = Callable[[Running, Units, Board, State], Move]
 Preempt = Callable[[Running, Board, State], Iterator[Move]]

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.decision import Placement, Spot
+from windtunnel.studies.fleet.clock.decision import Placement, Spot
+from windtunnel.studies.fleet.clock.running import Running
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.parts.devices import BoardOfParts, Device
 from windtunnel.studies.fleet.parts.part import UNITS, Part, parts_of, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Need, Units, mask_of, neighbours
-from windtunnel.studies.fleet.running import Running
 from windtunnel.studies.fleet.site import Site
 
 Cuts = dict[Part, list[tuple[int, int]]]  # where slices of a node lie: its GPU, and where they begin

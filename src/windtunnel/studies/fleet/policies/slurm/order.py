@@ -16,8 +16,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster
-from windtunnel.studies.fleet.running import NS, Running
 
 Key = tuple[str, str]  # account, user
 

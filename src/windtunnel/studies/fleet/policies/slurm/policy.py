@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank
-from windtunnel.studies.fleet.decision import EMPTY, Placement
+from windtunnel.studies.fleet.clock.board import Board, Move, QueuePolicy, by_rank
+from windtunnel.studies.fleet.clock.decision import EMPTY, Placement
+from windtunnel.studies.fleet.clock.running import NS, Rank, Running
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
 from windtunnel.studies.fleet.policies.slurm.cluster import (
@@ -40,7 +41,6 @@ from windtunnel.studies.fleet.policies.slurm.preemption import mode_of, victims
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State
 from windtunnel.studies.fleet.policies.slurm.whole import LEAST, can_run, run_whole
-from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 if TYPE_CHECKING:

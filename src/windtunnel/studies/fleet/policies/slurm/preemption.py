@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.fleet.board import Board
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Cluster
 from windtunnel.studies.fleet.policies.slurm.nodes import mask_of
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State, state_units
-from windtunnel.studies.fleet.running import NS, Running
 
 REORDERS = 2  # of candidates: the first, and preempt_reorder_count of 1
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.parts.part import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Limits
 from windtunnel.studies.fleet.policies.slurm.nodes import Need
 from windtunnel.studies.fleet.policies.slurm.order import Factors, Key, factors_of, levels
 from windtunnel.studies.fleet.policies.slurm.state import State
-from windtunnel.studies.fleet.running import NS, Running
 
 YEAR_S = 365 * 86_400.0
 BATCH_S = 30.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.clock.decision import Placement
+from windtunnel.studies.fleet.clock.running import Running
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Units
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
-from windtunnel.studies.fleet.running import Running
 
 
 @dataclass

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
-from windtunnel.studies.fleet.running import NS, Running
 
 if TYPE_CHECKING:
     from windtunnel.physics.engine.compiled.arrays import Array

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
-from windtunnel.studies.fleet.policies.edf import by_deadline
-from windtunnel.studies.fleet.scaling import slot_of
+from windtunnel.studies.fleet.clock.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.work import Scaling
+from windtunnel.studies.fleet.policies.elastic.edf import by_deadline
+from windtunnel.studies.fleet.speeds.scaling import slot_of
 from windtunnel.studies.fleet.traits import Traits
-from windtunnel.studies.fleet.work import Scaling
 
 if TYPE_CHECKING:
     from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs, Line, Plan
@@ -49,7 +49,7 @@ class ElasticFlow:
     _rooms: dict[int, Room] = field(default_factory=dict, init=False, repr=False, compare=False)  # by number of jobs
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Jobs need `work` (`work.py`, Scaling) and `done`. Memory: jobs that were accepted."""
+        """Jobs need `work` (`clock/work.py`, Scaling) and `done`. Memory: jobs that were accepted."""
         accepted: frozenset[int] = snapshot.memory or frozenset()
         ordered = sorted(snapshot.jobs, key=by_deadline)
         going = [job for job in ordered if job.index in accepted]

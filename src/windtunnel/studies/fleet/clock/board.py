@@ -16,9 +16,9 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 from typing import Any
 
-from windtunnel.studies.fleet.decision import EMPTY, Decision, JobState, Placement, Snapshot
-from windtunnel.studies.fleet.running import NS, Moment, Rank, Running
-from windtunnel.studies.fleet.work import Rigid, Unknown
+from windtunnel.studies.fleet.clock.decision import EMPTY, Decision, JobState, Placement, Snapshot
+from windtunnel.studies.fleet.clock.running import NS, Moment, Rank, Running
+from windtunnel.studies.fleet.clock.work import Rigid, Unknown
 
 Move = tuple[Running, Placement | None]
 by_rank = attrgetter("rank")

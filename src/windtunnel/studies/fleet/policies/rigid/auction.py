@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, JobState, Snapshot
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 SOON_S = 1e-6  # a lease that ends within this has ended: clocks round to nanoseconds

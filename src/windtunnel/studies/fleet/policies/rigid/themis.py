@@ -2,7 +2,7 @@
 
 rho = (time in the system so far + time still needed on its GPUs) / time alone on 1/N of the cluster, N jobs now. Each
 round the jobs with the largest rho run first; ties by submission. The paper's auction, which needs jobs that can run
-on fewer GPUs than they ask for, is `policies/auction.py`.
+on fewer GPUs than they ask for, is `auction.py`.
 Source: K. Mahajan et al., "Themis", NSDI 2020.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot, all_that_fit
+from windtunnel.studies.fleet.clock.decision import Decision, JobState, Snapshot, all_that_fit
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.physics.engine.events import EventQueue
-from windtunnel.studies.fleet.board import Board, QueuePolicy, board_for, carry_out
-from windtunnel.studies.fleet.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
-from windtunnel.studies.fleet.running import NS, Moment, Running
+from windtunnel.studies.fleet.clock.board import Board, QueuePolicy, board_for, carry_out
+from windtunnel.studies.fleet.clock.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.clock.running import NS, Moment, Running
+from windtunnel.studies.fleet.clock.work import Work
 from windtunnel.studies.fleet.sharing.links import BoardOfLinks, Links
-from windtunnel.studies.fleet.work import Work
 
 NODE, PHASE, ARRIVE, WAKE = range(4)  # priorities of what happens at one time
 

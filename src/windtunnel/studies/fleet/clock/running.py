@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from windtunnel.studies.fleet.decision import EMPTY, NOBODY, Owner, Placement, Spot
-from windtunnel.studies.fleet.work import Work
+from windtunnel.studies.fleet.clock.decision import EMPTY, NOBODY, Owner, Placement, Spot
+from windtunnel.studies.fleet.clock.work import Work
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.parts.part import Part

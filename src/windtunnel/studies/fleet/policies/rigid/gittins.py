@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, JobState, Snapshot
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 QUANTUM_GPU_S = 3250.0

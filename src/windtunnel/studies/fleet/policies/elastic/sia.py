@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, JobState, Snapshot
 from windtunnel.studies.fleet.kinds.programs import choices
 from windtunnel.studies.fleet.kinds.work import capacity_of, decision
 from windtunnel.studies.fleet.traits import FAILING, Traits
