@@ -18,16 +18,7 @@ from windtunnel.studies.fleet.clock.decision import Policy
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import (
-    CANCELLED,
-    COMPLETED,
-    FAILED,
-    STATES,
-    UNFINISHED,
-    Dropped,
-    Outcome,
-    Reason,
-)
+from windtunnel.studies.fleet.outcome import CANCELLED, COMPLETED, FAILED, STATES, UNFINISHED, Dropped, Outcome, Reason
 from windtunnel.studies.fleet.parts.part import UNITS, Part, in_units, parts_of, with_shares
 from windtunnel.studies.fleet.policies.own import Own, own_of
 from windtunnel.studies.fleet.policies.rigid import queues

@@ -96,14 +96,7 @@ class When:
 
 
 def when(
-    jobs: Jobs,
-    site: Site,
-    policy: str,
-    options: Options,
-    job: str,
-    *,
-    draws: int = DRAWS,
-    spread: float = SPREAD,
+    jobs: Jobs, site: Site, policy: str, options: Options, job: str, *, draws: int = DRAWS, spread: float = SPREAD
 ) -> When:
     """When `job` starts and ends under a policy of the exact clock.
 

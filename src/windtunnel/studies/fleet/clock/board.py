@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 from typing import Any
 
-from windtunnel.studies.fleet.clock.decision import EMPTY, Decision, JobState, Placement, Snapshot
+from windtunnel.studies.fleet.clock.decision import EMPTY, Decision, JobView, Placement, Snapshot
 from windtunnel.studies.fleet.clock.running import NS, Moment, Rank, Running
 from windtunnel.studies.fleet.clock.work import Rigid, Unknown
 
@@ -278,7 +278,7 @@ def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
         board.take(job, placement)
 
 
-def _job_of(job_state: JobState, moment: Moment) -> Running:
+def _job_of(job_state: JobView, moment: Moment) -> Running:
     """A job of a snapshot as the board has it."""
     is_rigid = job_state.remaining_s is not None
     left_ns = round((job_state.remaining_s or 0.0) * NS)

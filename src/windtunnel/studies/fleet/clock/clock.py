@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from windtunnel.physics.engine.events import EventQueue
 from windtunnel.studies.fleet.clock.board import Board, QueuePolicy, board_for, carry_out
-from windtunnel.studies.fleet.clock.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.studies.fleet.clock.running import NS, Moment, Running
 from windtunnel.studies.fleet.clock.work import Work
 from windtunnel.studies.fleet.sharing.links import BoardOfLinks, Links
@@ -297,7 +297,10 @@ class Clock:
             self._choose(self.lines, now_ns)
             return
         order = sorted(self.active)
-        snapshot = Snapshot(now_ns / NS, [self.active[index] for index in order], tuple(self.nodes), self.memory)
+        jobs = cast(
+            "list[JobView]", [self.active[index] for index in order]
+        )  # they have all of it
+        snapshot = Snapshot(now_ns / NS, jobs, tuple(self.nodes), self.memory)
         decision = self.policy.decide(snapshot)
         self.memory = decision.memory
         placements = kept_or_placed(snapshot, decision)

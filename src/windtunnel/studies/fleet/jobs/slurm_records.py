@@ -24,7 +24,7 @@ NAMES = {
     "SubmitTime": "Submit", "EligibleTime": "Eligible", "StartTime": "Start", "EndTime": "End", "RunTime": "Elapsed",
     "TimeLimit": "Timelimit", "TRES": "AllocTRES", "Tres": "AllocTRES", "AllocTRES": "AllocTRES", "ReqTRES": "ReqTRES",
     "NumNodes": "NNodes", "NodeCnt": "NNodes", "Account": "Account", "Partition": "Partition", "QOS": "QOS",
-    "Priority": "Priority", "JobState": "State", "Reason": "Reason", "Restarts": "Restarts",
+    "Priority": "Priority", "JobView": "State", "Reason": "Reason", "Restarts": "Restarts",
 }  # fmt: skip
 HEADINGS = {
     "JOBID": "JobID", "SUBMIT_TIME": "Submit", "ELIGIBLE_TIME": "Eligible", "START_TIME": "Start",

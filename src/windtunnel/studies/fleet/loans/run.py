@@ -50,13 +50,7 @@ def run_lyra(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
     running = trainings_of(jobs, site, policy, loans, options)
     offers = pool.offers(begin_s, end_s) if pool is not None and policy.loan else ()
     clock = LoanClock(
-        running,
-        site.nodes,
-        site.per_node,
-        policy,
-        offers,
-        loan_speed=loans.loan_speed,
-        until_ns=round(until_s * NS),
+        running, site.nodes, site.per_node, policy, offers, loan_speed=loans.loan_speed, until_ns=round(until_s * NS)
     )
     clock.run()
     states = [COMPLETED if job.end_ns is not None else UNFINISHED for job in running]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.clock.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, JobView, Snapshot
 from windtunnel.studies.fleet.speeds.scaling import slot_of
 from windtunnel.studies.fleet.traits import Traits
 
@@ -32,7 +32,7 @@ class Edf:
         return Decision({index: count for index, count in gpus.items() if count})
 
 
-def by_deadline(job: JobState) -> tuple[float, int]:
+def by_deadline(job: JobView) -> tuple[float, int]:
     """The order of deadlines."""
     return math.inf if job.deadline_s is None else job.deadline_s, job.index
 

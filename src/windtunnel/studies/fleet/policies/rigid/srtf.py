@@ -127,10 +127,5 @@ class Order:
 
 
 POLICY = Traits(
-    name="srtf",
-    asks="lines",
-    make=lambda site, options: Srtf(),
-    measured="each",
-    capacity=FAILING,
-    parts=True,
+    name="srtf", asks="lines", make=lambda site, options: Srtf(), measured="each", capacity=FAILING, parts=True
 )

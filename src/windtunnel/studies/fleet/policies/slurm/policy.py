@@ -31,10 +31,7 @@ from windtunnel.studies.fleet.clock.decision import EMPTY, Placement
 from windtunnel.studies.fleet.clock.running import NS, Rank, Running
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
-from windtunnel.studies.fleet.policies.slurm.cluster import (
-    CANCEL,
-    REQUEUE,
-)
+from windtunnel.studies.fleet.policies.slurm.cluster import CANCEL, REQUEUE
 from windtunnel.studies.fleet.policies.slurm.gres import Gres, on_board
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, Units, bits
 from windtunnel.studies.fleet.policies.slurm.preemption import mode_of, victims
@@ -312,11 +309,4 @@ def _make(site: Site, options: Options) -> Slurm:
     return replace(policy, **settings)
 
 
-POLICY = Traits(
-    name="slurm",
-    asks="lines",
-    priorities=True,
-    make=_make,
-    capacity=FAILING,
-    parts=True,
-)
+POLICY = Traits(name="slurm", asks="lines", priorities=True, make=_make, capacity=FAILING, parts=True)
