@@ -8,7 +8,7 @@ slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, gres.con
                    show` too, and `gpu`
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
                    blocks, `topology: {block: 64, rack: 16}`; `shares_per_gpu` for jobs that ask for shares by number,
-                   `link` of a rack or node for traffic (`sharing/links.py`)
+                   `link` of a rack or node for traffic (`sharing/links.py`), `devices` for live jobs: [MIG-...]
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Site:
     unit: int = 1  # in which GPUs are counted, of a GPU: `per_node` is in it too (`parts/part.py`)
     shares: int = 0  # into which a GPU is cut for jobs that ask for shares by number; 0: not told
     link: float = 0.0  # bytes per second of a domain of the lowest level, or of a node; 0: not told
+    devices: tuple[str, ...] = ()  # what CUDA calls each GPU, through all nodes; none: their numbers
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
     changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
@@ -143,7 +144,7 @@ def _of_slurm(files: tuple[Path, ...], text: str, gpu: str = "gpu") -> Site:
 
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
-    keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "link", "topology", "slurm", *CLOUDS}
+    keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "link", "topology", "slurm", "devices", *CLOUDS}
     shares = data.get("shares_per_gpu", 0)
     if isinstance(shares, bool) or not isinstance(shares, int) or not 0 <= shares <= SHARES_MOST:
         raise SpecError("shares_per_gpu", shares, f"give a whole number from 1 to {SHARES_MOST:,}", str(path))
@@ -163,7 +164,11 @@ def _from_yaml(path: Path) -> Site:
     link = parse_bandwidth(data["link"], "link", str(path)) if "link" in data else 0.0
     if "link" in data and not link > 0:
         raise SpecError("link", data["link"], "give more than 0, such as 400Gb/s", str(path))
-    return replace(site, file=path, topology=_levels(data.get("topology", {}), path), shares=shares, link=link)
+    devices = data.get("devices", [])
+    if not isinstance(devices, list) or (devices and len({str(name) for name in devices}) != site.gpus):
+        raise SpecError("devices", devices, f"give a list of {site.gpus} names, one for each GPU", str(path))
+    levels = _levels(data.get("topology", {}), path)
+    return replace(site, file=path, topology=levels, shares=shares, link=link, devices=tuple(map(str, devices)))
 
 
 def _levels(entry: object, path: Path) -> tuple[tuple[str, int], ...]:

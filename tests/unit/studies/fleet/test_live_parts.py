@@ -57,10 +57,25 @@ def test_slots_follow_those_whose_gpu_is_shared() -> None:
     assert slots_of_parts((4, 4), job, others) == (2, 1, 4)
 
 
+def test_slices_that_are_there_are_devices_by_their_names(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("gpus: 3\ngpus_per_node: 3\ndevices: [MIG-a, MIG-b, MIG-c]\n")
+    rows = (
+        f"job: {name}, submit_s: 0, gpus: {gpus}, command: '{TELLS}; sleep 0.3'" for name, gpus in (("a", 1), ("b", 2))
+    )
+    run_live(read_jobs(trace(tmp_path, *rows)), parse_site(str(site)), ["fifo"], tmp_path / "live")
+    told = [(tmp_path / "live" / name / "told").read_text().split() for name in "ab"]
+    assert told == [["1", "MIG-a"], ["2", "MIG-b,MIG-c"]]
+    for devices in ("[MIG-a]", "[a, a, b]", "all"):
+        site.write_text(f"gpus: 3\ngpus_per_node: 3\ndevices: {devices}\n")
+        with pytest.raises(UserError, match="give a list of 3 names"):
+            parse_site(str(site))
+
+
 @pytest.mark.parametrize(
     ("policy", "part", "why"),
     [
-        ("fifo", "1g.10gb", "a live run cuts no GPU: give shares"),
+        ("fifo", "1g.10gb", "a live run cuts no GPU: name slices"),
         ("slurm", "0.5", "slurm gives live jobs whole GPUs"),
         ("gittins", "0.5", "gittins gives live jobs whole GPUs"),
         ("fifo", "7", "write a profile"),

@@ -297,9 +297,7 @@ class Clock:
             self._choose(self.lines, now_ns)
             return
         order = sorted(self.active)
-        jobs = cast(
-            "list[JobView]", [self.active[index] for index in order]
-        )  # they have all of it
+        jobs = cast("list[JobView]", [self.active[index] for index in order])  # they have all of it
         snapshot = Snapshot(now_ns / NS, jobs, tuple(self.nodes), self.memory)
         decision = self.policy.decide(snapshot)
         self.memory = decision.memory

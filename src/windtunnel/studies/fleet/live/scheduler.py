@@ -64,12 +64,13 @@ class Scheduler:
     folder: Path
     restart_s: float = 0.0  # of each start, until there is progress
     hosts: Sequence[Host] = (Host(),)  # one for each node, or one for all
+    devices: Sequence[str] = ()  # names of the slots; none: their numbers on each host
+    unit: int = 1  # of a GPU: 1,000 where some job asks for a part
     origin: float = 0.0
     memory: object = None
     wake_s: float | None = None
     round: int = -1  # of a policy that is asked at intervals, the last
     seen: set[int] = field(default_factory=set)
-    unit: int = 1  # of a GPU: 1,000 where some job asks for a part
 
     def run(self) -> None:
         """Until every job has ended or failed for good."""
@@ -241,12 +242,15 @@ class Scheduler:
                 "WINDTUNNEL_ATTEMPT": str(job.attempt),
                 "WINDTUNNEL_NODES": str(len(hosts)),
                 "WINDTUNNEL_NODE": str(rank),
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, here)),
+                "CUDA_VISIBLE_DEVICES": ",".join(self._names(here, 0 if len(self.hosts) == 1 else first)),
             }
             if job.part is not None:
                 environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{job.part.units * 100 / UNITS:g}"
             folder, name = self.folder / job.name, self._name(job, host)
             job.parts[host] = self.hosts[host].launch(folder, name, job.command, environment)
+
+    def _names(self, slots: Sequence[int], first: int) -> list[str]:
+        return [self.devices[first + slot] if self.devices else str(slot) for slot in slots]
 
     def _view(self, job: LiveJob, now: float) -> JobView:
         held_s = job.held_s + (now - job.since_s if job.placement else 0.0)

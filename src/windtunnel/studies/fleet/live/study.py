@@ -64,7 +64,11 @@ def run_live(
             continue
         shares = not isinstance(part, str) and not part.slices
         if not shares or not POLICIES[names[0]].parts or names[0] == "slurm":
-            whose = f"{names[0]} gives live jobs whole GPUs" if shares else "a live run cuts no GPU: give shares"
+            whose = (
+                f"{names[0]} gives live jobs whole GPUs"
+                if shares
+                else "a live run cuts no GPU: name its slices as `devices` of the cluster"
+            )
             why = part if isinstance(part, str) else f"asks for {jobs.columns['part'][at]} of a GPU, and {whose}"
             raise UserError(f"{jobs.where(at)}: {jobs.name[at]} {why}")
     unit = UNITS if any(parts) else 1
@@ -99,7 +103,7 @@ def run_live(
     def policy() -> Policy:
         return POLICIES[names[0]].make_policy(replace(site, per_node=site.per_node * unit, unit=unit), Options())
 
-    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts), unit=unit).run()
+    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts), site.devices, unit).run()
     simulated: dict[int, float] = {}
     if all(job.duration_s is not None for job in live_jobs):
         running = [
