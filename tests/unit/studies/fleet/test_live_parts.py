@@ -75,9 +75,9 @@ def test_slices_that_are_there_are_devices_by_their_names(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("policy", "part", "why"),
     [
-        ("fifo", "1g.10gb", "a live run cuts no GPU: name slices"),
-        ("slurm", "0.5", "slurm gives live jobs whole GPUs"),
-        ("gittins", "0.5", "gittins gives live jobs whole GPUs"),
+        ("fifo", "1g.10gb", "a live run cuts none: name slices"),
+        ("slurm", "0.5", "slurm gives live jobs whole ones"),
+        ("gittins", "0.5", "gittins gives live jobs whole ones"),
         ("fifo", "7", "write a profile"),
     ],
 )

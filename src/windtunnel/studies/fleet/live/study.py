@@ -59,17 +59,14 @@ def run_live(
             "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
         )
     parts = parts_of(jobs, site)
+    knows = POLICIES[names[0]].parts and names[0] != "slurm"
     for at, part in enumerate(parts):
-        if part is None:
-            continue
-        shares = not isinstance(part, str) and not part.slices
-        if not shares or not POLICIES[names[0]].parts or names[0] == "slurm":
-            whose = (
-                f"{names[0]} gives live jobs whole GPUs"
-                if shares
-                else "a live run cuts no GPU: name its slices as `devices` of the cluster"
-            )
-            why = part if isinstance(part, str) else f"asks for {jobs.columns['part'][at]} of a GPU, and {whose}"
+        why = part
+        if isinstance(part, Part):
+            deaf = "" if knows else f"{names[0]} gives live jobs whole ones"
+            deaf = "a live run cuts none: name slices as `devices` of the cluster" if part.slices else deaf
+            why = deaf and f"asks for {jobs.columns['part'][at]} of a GPU, and {deaf}"
+        if isinstance(why, str) and why:
             raise UserError(f"{jobs.where(at)}: {jobs.name[at]} {why}")
     unit = UNITS if any(parts) else 1
     live_jobs = [
