@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.clock.board import QueuePolicy, by_rank
+from windtunnel.studies.fleet.clock.board import by_rank
 from windtunnel.studies.fleet.clock.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.clock.work import Rigid, Scaling
 from windtunnel.studies.fleet.options import Options

@@ -16,9 +16,9 @@ from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.kubernetes_parts import SLICES
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota, Slices
+from windtunnel.studies.fleet.parts.profile import cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Association, Cluster, Limits, Partition, Qos
 from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
-from windtunnel.studies.fleet.policies.slurm.gres import cuts_of
 from windtunnel.studies.fleet.site import Site
 
 WEIGHTS = {"size": "JobSize", "association": "Assoc", "qos": "QOS"}

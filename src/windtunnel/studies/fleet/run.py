@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.studies.fleet.clock.board import QueuePolicy
 from windtunnel.studies.fleet.clock.decision import Policy
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import CANCELLED, COMPLETED, FAILED, STATES, UNFINISHED, Dropped, Outcome, Reason
-from windtunnel.studies.fleet.parts.part import UNITS, Part, in_units, parts_of, with_shares
+from windtunnel.studies.fleet.parts.part import in_units, parts_of, with_shares
+from windtunnel.studies.fleet.parts.profile import UNITS, Part
 from windtunnel.studies.fleet.policies.own import Own, own_of
 from windtunnel.studies.fleet.policies.rigid import queues
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name

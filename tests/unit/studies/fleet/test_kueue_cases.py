@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.files.document import read_document
-from windtunnel.studies.fleet.clock.board import Board, carry_out
+from windtunnel.studies.fleet.clock.board import Board
 from windtunnel.studies.fleet.clock.decision import Placement
+from windtunnel.studies.fleet.clock.queue_policy import carry_out
 from windtunnel.studies.fleet.clock.running import NS, Moment, Running
 from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.jobs.trace import Cohort, Quota

@@ -16,7 +16,7 @@ from windtunnel.studies.fleet.live import beside
 from windtunnel.studies.fleet.live.beside import BesideRun
 from windtunnel.studies.fleet.live.scheduler import LiveJob, slots_of_parts
 from windtunnel.studies.fleet.live.study import run_live
-from windtunnel.studies.fleet.parts.part import Part
+from windtunnel.studies.fleet.parts.profile import Part
 from windtunnel.studies.fleet.site import parse_site
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")

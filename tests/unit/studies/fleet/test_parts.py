@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.clock.board import Board, QueuePolicy
+from windtunnel.studies.fleet.clock.board import Board
 from windtunnel.studies.fleet.clock.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import queues_text
@@ -22,7 +23,8 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
-from windtunnel.studies.fleet.parts.part import UNITS, Part, part_of, profiles_of
+from windtunnel.studies.fleet.parts.part import part_of
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site

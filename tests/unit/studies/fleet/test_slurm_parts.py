@@ -17,9 +17,9 @@ from windtunnel.studies.fleet.emit import slurm_files
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
-from windtunnel.studies.fleet.parts.part import UNITS, profiles_of
+from windtunnel.studies.fleet.parts.profile import UNITS, cuts_of, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
-from windtunnel.studies.fleet.policies.slurm.gres import Gres, cuts_of
+from windtunnel.studies.fleet.policies.slurm.gres import Gres
 from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.policies.table import names_of
 from windtunnel.studies.fleet.run import simulate

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from windtunnel.physics.engine.events import EventQueue
-from windtunnel.studies.fleet.clock.board import Board, QueuePolicy, board_for, carry_out
+from windtunnel.studies.fleet.clock.board import Board
 from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy, board_for, carry_out
 from windtunnel.studies.fleet.clock.running import NS, Moment, Running
 from windtunnel.studies.fleet.clock.work import Work
 from windtunnel.studies.fleet.sharing.links import BoardOfLinks, Links

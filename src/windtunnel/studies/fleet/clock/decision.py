@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from windtunnel.studies.fleet.parts.part import Part
+    from windtunnel.studies.fleet.parts.profile import Part
 
 Placement = tuple[tuple[int, int], ...]  # (node, GPUs on it), in the order in which they were given
 EMPTY: Placement = ()

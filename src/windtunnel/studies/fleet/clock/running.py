@@ -9,7 +9,7 @@ from windtunnel.studies.fleet.clock.decision import EMPTY, NOBODY, Owner, Placem
 from windtunnel.studies.fleet.clock.work import Work
 
 if TYPE_CHECKING:
-    from windtunnel.studies.fleet.parts.part import Part
+    from windtunnel.studies.fleet.parts.profile import Part
 
 NS = 1_000_000_000
 Rank = tuple[float, float, int]  # by which a policy orders jobs; lower is first

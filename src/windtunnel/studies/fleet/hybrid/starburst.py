@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from windtunnel.studies.fleet.clock.board import Board, Move, QueuePolicy, next_in_queue
+from windtunnel.studies.fleet.clock.board import Board, Move, next_in_queue
 from windtunnel.studies.fleet.clock.clock import Clock
 from windtunnel.studies.fleet.clock.decision import EMPTY
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.clock.running import Rank, Running
 from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.hybrid.clouds import Clouds

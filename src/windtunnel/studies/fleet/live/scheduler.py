@@ -19,7 +19,7 @@ from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, P
 from windtunnel.studies.fleet.live import process
 from windtunnel.studies.fleet.live.host import Found, Host, RemoteHost
 from windtunnel.studies.fleet.live.journal import Journal
-from windtunnel.studies.fleet.parts.part import UNITS, Part
+from windtunnel.studies.fleet.parts.profile import UNITS, Part
 
 POLL_S = 0.02
 RETRIES = 3  # starts after a job died by itself

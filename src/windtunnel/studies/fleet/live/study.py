@@ -19,7 +19,8 @@ from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.live.host import hosts_of
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.parts.part import UNITS, Part, parts_of
+from windtunnel.studies.fleet.parts.part import parts_of
+from windtunnel.studies.fleet.parts.profile import UNITS, Part
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
 from windtunnel.studies.fleet.site import Site
 

@@ -12,39 +12,12 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 
 from windtunnel.studies.fleet.clock.board import Board, Move, by_rank, next_in_queue
 from windtunnel.studies.fleet.clock.decision import Placement, Spot
 from windtunnel.studies.fleet.clock.running import Moment, Running
-from windtunnel.studies.fleet.parts.part import UNITS, Part
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What is held of one divided GPU: thousandths, and the slices of MIG as bits."""
-
-    slices: int  # 0: its parts are shares
-    used: int = 0
-    mask: int = 0
-
-    def start(self, part: Part) -> int | None:
-        """Where a part begins; None where it has no room."""
-        return next((at for at in reversed(part.starts or (0,)) if self.holds(part, at)), None)
-
-    def holds(self, part: Part, start: int) -> bool:
-        """Whether a part has room where it is to begin."""
-        fits = part.slices == self.slices and self.used + part.units <= UNITS
-        return fits and not self.mask & _bits(part, start)
-
-    def change(self, part: Part, start: int, sign: int) -> Device:
-        """With a part more, or less."""
-        return replace(self, used=self.used + sign * part.units, mask=self.mask ^ _bits(part, start))
-
-
-def _bits(part: Part, start: int) -> int:
-    return ((1 << part.size) - 1) << start
+from windtunnel.studies.fleet.parts.profile import UNITS, Device, Part
 
 
 class BoardOfParts(Board):

@@ -12,69 +12,19 @@ slice of MIG counts as its share of the memory's slices: 1g.10gb as an eighth.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import UserError
-from windtunnel.files.document import read_mapping
 from windtunnel.files.table import number_of
-from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs, Slices
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.site import Site
 
-UNITS = 1000  # of a GPU
 PROFILE = re.compile(r"(\d+g\.\d+gb)(?:[.+]me(?:\.all)?|-me)?")
 SHARES = re.compile(r"(\d{1,9}) shares?")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """So many thousandths of one GPU; of MIG so many of its `slices` of memory, from one of `starts` on."""
-
-    units: int
-    slices: int = 0  # of the GPU; 0: a share
-    size: int = 0
-    starts: tuple[int, ...] = ()
-
-    @property
-    def most(self) -> int:
-        """How many of them one GPU holds."""
-        free, count = 0, 0
-        for start in self.starts:
-            if start >= free:
-                free, count = start + self.size, count + 1
-        return count if self.slices else UNITS // self.units
-
-
-@cache
-def _profiles() -> dict[str, dict[str, Part]]:
-    """Profiles by name, by GPU."""
-    data: Any = read_mapping(Path(__file__).parent / "mig.yaml", "")
-    profiles = {}
-    for gpu, names in data["gpus"].items():
-        slices = 8 if len(names) > 3 else 4
-        places = data["places"][str(slices)]
-        profiles[gpu] = {
-            name: Part(UNITS * size // slices, slices, size, tuple(starts))
-            for name, (size, starts) in zip(names, places, strict=True)
-        }
-    return profiles
-
-
-@cache
-def profiles_of(gpu: str) -> dict[str, Part]:
-    """The profiles of a GPU, by name; of one that nobody names (`gpu`) those of all, the first of a name."""
-    if gpu == "gpu":
-        return {name: part for each in reversed(_profiles().values()) for name, part in each.items()}
-    try:
-        name = parse_cluster(f"{gpu}:8").gpu.name
-    except UserError:
-        name = gpu
-    return _profiles().get(name, {})
 
 
 def part_of(text: str, gpu: str = "gpu", shares: int | None = 0) -> Part | str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.clock.board import Board, QueuePolicy
+from windtunnel.studies.fleet.clock.board import Board
 from windtunnel.studies.fleet.clock.decision import Placement
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.clock.running import Rank, Running
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node, Share

@@ -17,6 +17,7 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.table import read_table
+from windtunnel.studies.fleet.parts.profile import cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
     PREEMPT_OFF,
@@ -29,7 +30,6 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
     Qos,
     Weights,
 )
-from windtunnel.studies.fleet.policies.slurm.gres import cuts_of
 
 INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
 SETTING = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")

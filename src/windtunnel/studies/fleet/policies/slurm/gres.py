@@ -9,39 +9,17 @@ gres.conf(5), to 25.11; `MULTIPLE_SHARING_GRES_PJ` and `LL_SHARED_GRES` are not 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from windtunnel.errors import UserError
 from windtunnel.studies.fleet.clock.decision import Placement, Spot
 from windtunnel.studies.fleet.clock.running import Running
 from windtunnel.studies.fleet.jobs.trace import Jobs
-from windtunnel.studies.fleet.parts.devices import BoardOfParts, Device
-from windtunnel.studies.fleet.parts.part import UNITS, Part, parts_of, profiles_of
+from windtunnel.studies.fleet.parts.devices import BoardOfParts
+from windtunnel.studies.fleet.parts.part import parts_of
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Need, Units, mask_of, neighbours
 from windtunnel.studies.fleet.site import Site
-
-Cuts = dict[Part, list[tuple[int, int]]]  # where slices of a node lie: its GPU, and where they begin
-
-
-def cuts_of(divided: Mapping[str, int], gpu: str) -> tuple[Cuts, int]:
-    """Where the slices of a node lie, large ones first, and on how many GPUs. Raises UserError."""
-    known = profiles_of(gpu)
-    devices: list[Device] = []
-    cuts: Cuts = {}
-    for name in sorted(divided, key=lambda name: -known[name].size if name in known else 0):
-        if name not in known:
-            raise UserError(f"Gres has slices of {name}, and {gpu} {', '.join(known) or 'no MIG'}: say `gpu` right")
-        part = known[name]
-        for _ in range(divided[name]):
-            free = Device(part.slices)
-            at = next((at for at, each in enumerate(devices) if each.start(part) is not None), len(devices))
-            devices += [free] if at == len(devices) else []
-            start = devices[at].start(part)
-            assert start is not None
-            devices[at] = devices[at].change(part, start, 1)
-            cuts.setdefault(part, []).append((at, start))
-    return cuts, len(devices)
 
 
 class Gres(Free):

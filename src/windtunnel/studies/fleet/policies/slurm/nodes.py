@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.parts.part import Part
+from windtunnel.studies.fleet.parts.profile import Part
 
 Need = int | tuple[Part, int]  # GPUs, or so many parts
 Units = tuple[tuple[int, Need], ...]  # (node, what is held of it); of a share its GPU (`gres.py`)

@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
-from windtunnel.studies.fleet.clock.board import Board, Move, QueuePolicy, by_rank
+from windtunnel.studies.fleet.clock.board import Board, Move, by_rank
 from windtunnel.studies.fleet.clock.decision import EMPTY, Placement
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.clock.running import NS, Rank, Running
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill

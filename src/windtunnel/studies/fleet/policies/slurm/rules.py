@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from windtunnel.studies.fleet.clock.running import NS, Running
-from windtunnel.studies.fleet.parts.part import UNITS, Part, profiles_of
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Limits
 from windtunnel.studies.fleet.policies.slurm.nodes import Need
 from windtunnel.studies.fleet.policies.slurm.order import Factors, Key, factors_of, levels
