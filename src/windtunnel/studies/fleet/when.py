@@ -1,14 +1,7 @@
 """When one job of a trace will start and end, how sure that is, and why it waits: as known when it is submitted.
 
-The run as traced gives the expected times, and the state of the cluster when the job is submitted. From that state the
-trace goes on once per seed, with what nobody can know at that moment drawn anew:
-
-    jobs that have begun        run time lognormal around the traced one, given that it is longer than what is done
-    jobs that have not          run time lognormal around the traced one (its median), ln-spread `spread`
-
-`spread` is an assumption that the user states; 0.3 puts 90 % of run times within a factor of 1.64 of the trace's. The
-number of iterations is scaled where a policy sizes jobs. Submissions are those of the trace, later ones too. A policy
-that orders by run time (sjf, easy, srtf, ...) knows the traced ones up to that moment and the drawn ones from then on.
+From the state of the cluster at that moment the trace goes on once per seed: run times are lognormal around the traced
+ones, ln-spread `spread`, given that they are longer than what is done. What is assumed: docs/fleet.md.
 
 Queues (`policies/rigid/queues.py`) go on from a trace of what runs, what waits, and what comes; nodes of what runs are
 chosen again in the order of the starts. The loop of the exact clock is stopped, copied and goes on as it is.
