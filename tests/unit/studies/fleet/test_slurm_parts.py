@@ -204,6 +204,25 @@ def test_sacct_is_replayed(tmp_path: Path) -> None:
     assert outcome.gpu_seconds.tolist() == [25, 50, 100, 400]
 
 
+@pytest.mark.parametrize(
+    ("asked", "gpus", "part"),
+    [
+        ("gpu:a100_3g.20gb:1", 2, "3g.20gb"),
+        ("gres:gpu:1g.10gb:2", 4, "1g.10gb"),
+        ("gres/shard:4", 2, "4 shares"),
+        ("gres:mps:50", 2, "0.5"),
+        ("gpu:4(S:0-1)", 8, ""),
+        ("gpu:a100:2,gpu:h100:1", 6, ""),
+    ],
+)
+def test_what_is_asked_of_each_node_keeps_its_kind(tmp_path: Path, asked: str, gpus: int, part: str) -> None:
+    """ReqGRES of old logs and TresPerNode of scontrol: slices there were whole GPUs."""
+    times = "2026-03-02T08:00:00|2026-03-02T08:00:00|2026-03-02T08:01:40|00:01:40|COMPLETED"
+    text = f"JobID|Submit|Start|End|Elapsed|State|NNodes|ReqGRES\n1|{times}|2|{asked}\n"
+    jobs = read_jobs(write(tmp_path, text, "log.txt"))
+    assert (jobs.gpus.tolist(), jobs.columns["part"]) == ([gpus], [part])
+
+
 @pytest.mark.parametrize("name", names_of(lambda traits: not traits.parts and traits.loop != "log"))
 def test_who_knows_no_parts_says_so(tmp_path: Path, name: str) -> None:
     """In one line that names the job; nobody runs a part as a whole GPU."""
