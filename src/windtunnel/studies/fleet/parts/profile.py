@@ -96,7 +96,10 @@ def cuts_of(divided: Mapping[str, int], gpu: str) -> tuple[Cuts, int]:
     cuts: Cuts = {}
     for name in sorted(divided, key=lambda name: -known[name].size if name in known else 0):
         if name not in known:
-            raise UserError(f"Gres has slices of {name}, and {gpu} {', '.join(known) or 'no MIG'}: say `gpu` right")
+            has = ", ".join(known) or "no MIG"
+            raise UserError(
+                f"Gres has slices of {name}, and {gpu} has {has}: say which GPU it is in site.yaml, gpu: a100"
+            )
         part = known[name]
         for _ in range(divided[name]):
             free = Device(part.slices)
