@@ -146,8 +146,9 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if traits.sizes:
         if options.tables is None and options.speeds is not None and not traits.kinds:
             words = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
-            speeds = (options.speeds(jobs, at, site.gpu, site.per_node, site.gpus) for at in range(len(jobs)))
-            drop([at for at, rates in enumerate(speeds) if not rates], Reason.TOO_LARGE, words)
+            asked = [at for at in range(len(jobs)) if at not in dropped]
+            fits = [bool(options.speeds(jobs, at, site.gpu, site.per_node, site.gpus)) for at in asked]
+            drop([at for at, fit in zip(asked, fits, strict=True) if not fit], Reason.TOO_LARGE, words)
         return tuple(dropped.values())
     gpus = jobs.gpus
     if "share" in jobs.columns and traits.loop != "log":

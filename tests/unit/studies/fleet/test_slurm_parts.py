@@ -226,7 +226,6 @@ def test_what_is_asked_of_each_node_keeps_its_kind(tmp_path: Path, asked: str, g
 @pytest.mark.parametrize("name", names_of(lambda traits: not traits.parts and traits.loop != "log"))
 def test_who_knows_no_parts_says_so(tmp_path: Path, name: str) -> None:
     """In one line that names the job; nobody runs a part as a whole GPU."""
-    head = "job,submit_s,gpus,duration_s,part,iterations,model,batch_size,seq_len,deadline_s\n"
-    trace = write(tmp_path, head + "notebook,0,1,100,1g.10gb,100,llama-3.1-8b,64,512,9000\n")
+    trace = write(tmp_path, "job,submit_s,gpus,duration_s,part,deadline_s\nnotebook,0,1,100,1g.10gb,9000\n")
     outcome = simulate(read_jobs(trace), parse_site("h100-sxm:2x4"), name, Options(speeds=predicted_speeds()))
     assert outcome.why[0] == f"asks for parts of GPUs, and {name} knows whole ones only"
