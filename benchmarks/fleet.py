@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
+from windtunnel.studies.fleet.policies.rigid.queues import NAMES, run_queue
 
 NODES, PER_NODE = 1250, 8
 SAMPLE = 2_000  # jobs of the uncompiled twin

@@ -25,7 +25,7 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 ONLY = "WINDTUNNEL_BENCHMARK_UNCOMPILED"  # set where numba is switched off
 

@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.policies.slurm.whole import run_whole
-from windtunnel.studies.fleet.running import NS, Running
-from windtunnel.studies.fleet.work import Rigid
 
 PER_NODE = 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from windtunnel.studies.fleet.decision import Decision, Policy, Snapshot, copied
+from windtunnel.studies.fleet.clock.decision import Decision, Policy, Snapshot, copied
 
 
 class Step(NamedTuple):

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.board import QueuePolicy, by_rank
-from windtunnel.studies.fleet.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.board import by_rank
+from windtunnel.studies.fleet.clock.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid, Scaling
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
-from windtunnel.studies.fleet.policies.srtf import Srtf
+from windtunnel.studies.fleet.policies.rigid.queues import NAMES, run_queue
+from windtunnel.studies.fleet.policies.rigid.srtf import Srtf
 from windtunnel.studies.fleet.policies.table import POLICIES as TRAITS
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.work import Rigid, Scaling
 
 POLICIES = ("tiresias", "gittins", "srtf", "themis")
 

@@ -19,8 +19,8 @@ from windtunnel.studies.fleet.hybrid.starburst import starburst
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import aggregates
-from windtunnel.studies.fleet.policies.hybrid import PER, STRATEGIES, patience_s
-from windtunnel.studies.fleet.policies.queues import run_queue
+from windtunnel.studies.fleet.policies.beyond.hybrid import PER, STRATEGIES, patience_s
+from windtunnel.studies.fleet.policies.rigid.queues import run_queue
 from windtunnel.studies.fleet.policies.table import names_of
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from windtunnel.studies.fleet.loans.clock import NS, LoanClock, Training
 from windtunnel.studies.fleet.loans.pool import ServingPool, lendable
-from windtunnel.studies.fleet.policies.lyra import Lyra, extra_workers, reclaim
-from windtunnel.studies.fleet.policies.queues import run_queue
+from windtunnel.studies.fleet.policies.beyond.lyra import Lyra, extra_workers, reclaim
+from windtunnel.studies.fleet.policies.rigid.queues import run_queue
 
 OWN, POOL, PER = 2, 2, 4
 

@@ -13,7 +13,7 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
 from windtunnel.studies.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown
 from windtunnel.studies.fleet.oversubscribe.run import RULES
-from windtunnel.studies.fleet.policies.oversubscribe import (
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import (
     Rules,
     Running,
     admits,

@@ -13,8 +13,8 @@ PACKAGE = Path(windtunnel.__file__).parent
 PACKAGES_MOST = 8  # at the top level
 ANY_MOST = 429  # may only fall
 HEAPS_OF = {  # outside of the engine: what each is a heap of; none is of events
-    "studies/fleet/board.py": "heads of the queues by size of gang",
-    "studies/fleet/policies/auction.py": "bids by gain",
+    "studies/fleet/clock/board.py": "heads of the queues by size of gang",
+    "studies/fleet/policies/rigid/auction.py": "bids by gain",
     "studies/planning/advice.py": "bounds of a search",
     "studies/planning/ahead.py": "what is asked of a process, most wanted first",
     "studies/planning/misfits.py": "plans that do not fit, the nearest first",

@@ -18,7 +18,7 @@ from windtunnel.studies.fleet.hybrid.plan import plan
 from windtunnel.studies.fleet.hybrid.run import figures_of, hybrid_jobs, roaming
 from windtunnel.studies.fleet.hybrid.starburst import starburst
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.policies.hybrid import STRATEGIES, Weights
+from windtunnel.studies.fleet.policies.beyond.hybrid import STRATEGIES, Weights
 
 OWN_GPUS = 128
 SITE = """

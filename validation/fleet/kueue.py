@@ -16,12 +16,12 @@ import heapq
 import itertools
 import time
 
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.jobs.trace import Quota
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
 from windtunnel.studies.fleet.policies.kueue.state import Pace
-from windtunnel.studies.fleet.running import NS, Running
-from windtunnel.studies.fleet.work import Rigid
 
 Set = tuple[int, int, str, int, int, int]  # workloads, ms between two, class, ms that each runs, priority, CPUs
 BASELINE: tuple[Set, ...] = (

@@ -28,7 +28,7 @@ from windtunnel.studies.fleet.outcome import aggregates
 from windtunnel.studies.fleet.packing.study import packing_figures, read_nodes
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 PUBLISHED_FIG8A = {"edf": 0.118, "gandiva": 0.090, "tiresias": 0.287, "elasticflow": 0.728}
 

@@ -23,13 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
+from windtunnel.studies.fleet.clock.running import NS
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.own import Own
 from windtunnel.studies.fleet.policies.slurm.policy import POLICY, Slurm
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site, parse_site
 
 LAUNCH_S = 0.1  # from Slurm's start of a job to its own, and from its end: mean of 990 jobs

@@ -18,11 +18,11 @@ from oracles.elasticflow.jobs import ef_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.measured.jobs import works
 from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, STATES, UNFINISHED, Outcome
-from windtunnel.studies.fleet.policies.optimus import Optimus
-from windtunnel.studies.fleet.policies.tiresias import Tiresias
-from windtunnel.studies.fleet.scaling import slot_of
+from windtunnel.studies.fleet.policies.elastic.optimus import Optimus
+from windtunnel.studies.fleet.policies.rigid.tiresias import Tiresias
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.scaling import slot_of
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 
 def in_adaptdl(jobs: Jobs, site: Site, policy: str, tables: Tables) -> Outcome:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.studies.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
 
 TICK_S = 60
 RESTART_S = 30

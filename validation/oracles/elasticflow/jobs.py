@@ -8,9 +8,9 @@ from oracles.elasticflow.state import EfJob
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.scaling import scaling_of
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.scaling import scaling_of
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 
 def ef_jobs(jobs: Jobs, site: Site, tables: Tables, policy: str) -> list[EfJob]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,18 +110,19 @@ def show_flows(question: FleetFlows, outputs: Outputs) -> None:
         wrote(outputs.rows)
 
 
-def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("fleet-live")) -> None:
-    """Answer, and print."""
+def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("fleet-live")) -> int:
+    """Answer, and print. The exit status is 1 where a job did not complete."""
     from windtunnel.studies.fleet.live.study import answer_live
 
     live_run = answer_live(question, out)
     from windtunnel.faces.report.fleet import live_document  # only now: jobs wait for a scheduler that starts again
 
     give(question, live_run, outputs, live_document(live_run))
+    return _incomplete(live_run.jobs)
 
 
-def show_beside(question: FleetBeside, outputs: Outputs, *, out: Logs = Path("fleet-beside")) -> None:
-    """Answer, and print."""
+def show_beside(question: FleetBeside, outputs: Outputs, *, out: Logs = Path("fleet-beside")) -> int:
+    """Answer, and print. The exit status is 1 where a job did not complete."""
     from windtunnel.faces.report.fleet_measured import beside_document
     from windtunnel.studies.fleet.live.beside import answer_beside
 
@@ -129,6 +131,11 @@ def show_beside(question: FleetBeside, outputs: Outputs, *, out: Logs = Path("fl
     with terminated_is_an_end(), working("running beside the service"):
         beside_run = answer_beside(question, out)
     give(question, beside_run, outputs, beside_document(beside_run))
+    return _incomplete(beside_run.jobs)
+
+
+def _incomplete(jobs: Sequence[Mapping[str, object]]) -> int:
+    return int(any(job["state"] != "completed" for job in jobs))
 
 
 def _wrong(lint_answer: LintAnswer) -> int:

@@ -16,9 +16,9 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.parts.part import with_shares
 from windtunnel.studies.fleet.policies.own import title
 from windtunnel.studies.fleet.policies.table import POLICIES, plain_name
-from windtunnel.studies.fleet.predicted import predicted_speeds
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.predicted import predicted_speeds
+from windtunnel.studies.fleet.speeds.tables import Tables
 from windtunnel.units import format_many, parse_time
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@
     trace       CSV of `time_s,node,gpus` (a node has so many GPUs from then on), of `time_s,nodes` (so many nodes are
                 there; those with the highest numbers leave first), or of faults, `node,start_s,end_s` or with days
 
-Work lost follows from where the last checkpoint was: `clock.py`. Other laws of failure (components, bursts, lemon
+Work lost follows from where the last checkpoint was: `clock/`. Other laws of failure (components, bursts, lemon
 hosts) come as a trace.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import Table, read_table
 from windtunnel.physics.engine.events import EventQueue
-from windtunnel.studies.fleet.clock import NodeChange
-from windtunnel.studies.fleet.running import NS
+from windtunnel.studies.fleet.clock.clock import NodeChange
+from windtunnel.studies.fleet.clock.running import NS
 from windtunnel.studies.fleet.site import Site
 
 NEVER_S = 4e9  # of a draw; a clock of nanoseconds in 64 bits counts 9.2e9 s

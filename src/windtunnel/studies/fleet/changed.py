@@ -82,7 +82,7 @@ def _set(part: object, path: Sequence[str], value: str, text: str) -> object:
     """A part with what its path names set. Raises SpecError."""
     head, rest = path[0], path[1:]
     if isinstance(part, Mapping):
-        if head not in part and not all(isinstance(each, float) for each in part.values()):
+        if head not in part and (rest or not all(isinstance(each, float) for each in part.values())):
             raise SpecError("--change", text, f"there is no {head}; there are: {', '.join(part) or 'none'}")
         before = part.get(head, 0.0)
         if is_dataclass(before) and not rest:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain, repeat
 from shlex import quote
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.kubernetes_parts import SLICES
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota, Slices
+from windtunnel.studies.fleet.parts.profile import cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Association, Cluster, Limits, Partition, Qos
 from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
 from windtunnel.studies.fleet.site import Site
@@ -92,8 +94,8 @@ def slurm_files(cluster: Cluster, site: Site) -> dict[str, str]:
     names = cluster.names or tuple(f"n{at + 1}" for at in range(nodes))
     partitions = list(cluster.partitions.values()) or [Partition("all", (1 << nodes) - 1)]
     lines = [
-        f"NodeName={','.join(names)} CPUs={max(cluster.cpus // nodes, 1)} Gres=gpu:{per_node} State=UNKNOWN",
-        "GresTypes=gpu",
+        *_nodes(cluster, names, per_node),
+        f"GresTypes=gpu{',shard' if cluster.shares else ''}",
         "SelectType=select/cons_tres",
         "SchedulerType=sched/backfill",
         f"PriorityType=priority/{'multifactor' if cluster.multifactor else 'basic'}",
@@ -117,7 +119,22 @@ def slurm_files(cluster: Cluster, site: Site) -> dict[str, str]:
     if cluster.qos or cluster.associations:
         files["load.sh"] = "\n".join(["#!/bin/sh", "set -e", *_commands(cluster)]) + "\n"
     site_files = [name for name in files if name != "load.sh"]
-    return {**files, "site.yaml": f"slurm: [{', '.join(site_files)}]\n"}
+    gpu = f"gpu: {cluster.gpu}\n" if cluster.divided else ""
+    return {**files, "site.yaml": f"{gpu}slurm: [{', '.join(site_files)}]\n"}
+
+
+def _nodes(cluster: Cluster, names: Sequence[str], per_node: int) -> Iterator[str]:
+    """Nodes with what they have, those that are cut alike together."""
+    like: dict[str, list[str]] = {}
+    uncut: Mapping[str, int] = {}
+    for name, divided in zip(names, chain(cluster.divided, repeat(uncut)), strict=False):
+        whole = per_node - cuts_of(divided, cluster.gpu)[1]
+        words = [f"gpu:{whole}"] if whole else []
+        words += [f"gpu:{profile}:{count}" for profile, count in divided.items()]
+        words += [f"shard:{cluster.shares * whole}"] if cluster.shares else []
+        like.setdefault(",".join(words), []).append(name)
+    for gres, alike in like.items():
+        yield f"NodeName={','.join(alike)} CPUs={max(cluster.cpus // len(names), 1)} Gres={gres} State=UNKNOWN"
 
 
 def _weights(cluster: Cluster) -> Iterator[str]:
@@ -160,12 +177,12 @@ def _qos(each: Qos) -> str:
         _span(each.grace_s),
         ",".join(sorted(each.stops)),
         each.preempt,
-        _tres(limits.gpus),
+        _tres(limits, "gpus"),
         limits.jobs,
-        _tres(limits.job_gpus),
-        _tres(limits.user_gpus),
+        _tres(limits, "job_gpus"),
+        _tres(limits, "user_gpus"),
         limits.user_jobs,
-        _tres(limits.account_gpus),
+        _tres(limits, "account_gpus"),
         limits.account_jobs,
     )
     return _row(row)
@@ -174,7 +191,7 @@ def _qos(each: Qos) -> str:
 def _association(association: Association) -> str:
     limits = association.limits
     row = (association.account, association.parent, association.user, association.share, association.priority)
-    return _row((*row, _tres(limits.gpus), limits.jobs, _tres(limits.job_gpus), limits.user_jobs))
+    return _row((*row, _tres(limits, "gpus"), limits.jobs, _tres(limits, "job_gpus"), limits.user_jobs))
 
 
 def _row(values: Iterable[object]) -> str:
@@ -207,23 +224,22 @@ def _commands(cluster: Cluster) -> Iterator[str]:
 
 
 def _limits(limits: Limits, of_user: tuple[str, str]) -> str:
-    words: Mapping[str, int | None] = {
-        "GrpTRES=gres/gpu": limits.gpus,
-        "GrpJobs": limits.jobs,
-        "MaxTRESPerJob=gres/gpu": limits.job_gpus,
-        **({f"{of_user[0]}=gres/gpu": limits.user_gpus} if of_user[0] else {}),
-        of_user[1]: limits.user_jobs,
-        **(
-            {"MaxTRESPerAccount=gres/gpu": limits.account_gpus, "MaxJobsPerAccount": limits.account_jobs}
-            if of_user[0]
-            else {}
-        ),
-    }
-    return " ".join(f"{name}={-1 if value is None else value}" for name, value in words.items())
+    tres = {"GrpTRES": "gpus", "MaxTRESPerJob": "job_gpus"}
+    jobs = {"GrpJobs": limits.jobs, of_user[1]: limits.user_jobs}
+    if of_user[0]:
+        tres |= {of_user[0]: "user_gpus", "MaxTRESPerAccount": "account_gpus"}
+        jobs["MaxJobsPerAccount"] = limits.account_jobs
+    words = {name: _tres(limits, field) or "gres/gpu=-1" for name, field in tres.items()}
+    words |= {name: "-1" if count is None else str(count) for name, count in jobs.items()}
+    return " ".join(f"{name}={value}" for name, value in words.items())
 
 
-def _tres(gpus: int | None) -> str:
-    return "" if gpus is None else f"gres/gpu={gpus}"
+def _tres(limits: Limits, name: str) -> str:
+    """A limit of GPUs and of their parts, as sacctmgr prints it."""
+    of = {"gpu": limits, **limits.of}
+    counts = {kind: getattr(each, name) for kind, each in of.items()}
+    kinds = {kind: kind if kind in ("gpu", "shard", "mps") else f"gpu:{kind}" for kind in counts}
+    return ",".join(f"gres/{kinds[kind]}={count}" for kind, count in counts.items() if count is not None)
 
 
 def _span(seconds: float) -> str:

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from windtunnel.studies.fleet.capacity import Changes
-    from windtunnel.studies.fleet.decision import Policy
+    from windtunnel.studies.fleet.clock.decision import Policy
     from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
     from windtunnel.studies.fleet.loans.pool import Loans
     from windtunnel.studies.fleet.site import Site
-    from windtunnel.studies.fleet.tables import Speeds, Tables
+    from windtunnel.studies.fleet.speeds.tables import Speeds, Tables
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """One trace on one site under one policy: `simulate`.
 
-Things happen when they happen, in nanoseconds: on the clock (`clock.py`), or for queues on nodes that stay, compiled
-(`policies/queues.py`). What a policy needs and heeds are its traits (`traits.py`). Jobs that cannot run are left out
-first, counted and named: none is dropped silently.
+Things happen when they happen, in nanoseconds: on the clock (`clock/`), or for queues on nodes that stay, compiled
+(`policies/rigid/queues.py`). What a policy needs and heeds are its traits (`traits.py`). Jobs that cannot run are left
+out first, counted and named: none is dropped silently.
 """
 
 from __future__ import annotations
@@ -13,24 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.studies.fleet.board import QueuePolicy
-from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.clock.decision import Policy
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.jobs.fair_queues import on_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import (
-    CANCELLED,
-    COMPLETED,
-    FAILED,
-    STATES,
-    UNFINISHED,
-    Dropped,
-    Outcome,
-    Reason,
-)
-from windtunnel.studies.fleet.parts.part import Part, in_units, parts_of, with_shares
-from windtunnel.studies.fleet.policies import queues
+from windtunnel.studies.fleet.outcome import CANCELLED, COMPLETED, FAILED, STATES, UNFINISHED, Dropped, Outcome, Reason
+from windtunnel.studies.fleet.parts.part import in_units, parts_of, with_shares
+from windtunnel.studies.fleet.parts.profile import UNITS, Part
 from windtunnel.studies.fleet.policies.own import Own, own_of
+from windtunnel.studies.fleet.policies.rigid import queues
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.traits import Traits
@@ -75,7 +67,12 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         return blank
     if traits.loop != "log":  # nobody starts a job that depends on others before they are done
         runnable = replace(runnable, submit_s=np.fmax(runnable.submit_s, runnable.further("eligible_s")))
-    counted, nodes = in_units(runnable, site) if traits.parts else (runnable, site)
+    if traits.name == "slurm" and site.slurm_cluster.divided:
+        if options.pool or options.changes is not None:
+            raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
+        counted, nodes = in_units(runnable, site, always=True)
+    else:
+        counted, nodes = in_units(runnable, site) if traits.parts else (runnable, site)
     outcome = _run(counted, nodes, policy, traits, options)
     if nodes.unit > 1:
         outcome = replace(outcome, gpu_seconds=outcome.gpu_seconds / nodes.unit)
@@ -101,7 +98,7 @@ def _run(jobs: Jobs, site: Site, policy: str, traits: Traits, options: Options) 
         from windtunnel.studies.fleet.hybrid.run import run_hybrid
 
         return run_hybrid(jobs, site, policy, options)
-    from windtunnel.studies.fleet.on_clock import run_exact
+    from windtunnel.studies.fleet.clock.on_clock import run_exact
 
     return run_exact(jobs, site, traits, options)
 
@@ -126,6 +123,17 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if "shared" in traits.capacity:
         most, words = site.per_node * (1 - SERVICE_SHARE), f"more than services leave of a node of {site.per_node}"
         drop(np.flatnonzero(jobs.gpus > most), Reason.TOO_LARGE, "asks {gpus} GPUs, " + words)
+    parts: list[Part | str | None] = []
+    if "share" in jobs.columns and traits.loop != "log":
+        parts, why = parts_of(jobs, site), _deaf_to_parts(traits, options)
+        for at, part in enumerate(parts):
+            words = part if isinstance(part, str) else why if part is not None else ""
+            drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
+    if traits.name == "slurm" and not options.pool and (any(parts) or site.slurm_cluster.divided):
+        from windtunnel.studies.fleet.policies.slurm.gres import never_fit
+
+        for at, words in never_fit(jobs, site, site.slurm_cluster):
+            drop([at], Reason.TOO_LARGE, words)
     if not traits.sizes:
         never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
         ended = np.array(jobs.columns.get("ended", [""] * len(jobs)))
@@ -138,17 +146,12 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if traits.sizes:
         if options.tables is None and options.speeds is not None and not traits.kinds:
             words = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
-            speeds = (options.speeds(jobs, at, site.gpu, site.per_node, site.gpus) for at in range(len(jobs)))
-            drop([at for at, rates in enumerate(speeds) if not rates], Reason.TOO_LARGE, words)
+            asked = [at for at in range(len(jobs)) if at not in dropped]
+            fits = [bool(options.speeds(jobs, at, site.gpu, site.per_node, site.gpus)) for at in asked]
+            drop([at for at, fit in zip(asked, fits, strict=True) if not fit], Reason.TOO_LARGE, words)
         return tuple(dropped.values())
     gpus = jobs.gpus
     if "share" in jobs.columns and traits.loop != "log":
-        parts = parts_of(jobs, site)
-        known = traits.parts and (options.decider is None or isinstance(options.decider, QueuePolicy))
-        deaf = "" if known else f"asks for parts of GPUs, and {traits.name} knows whole ones only"
-        for at, part in enumerate(parts):
-            words = part if isinstance(part, str) else deaf if part is not None else ""
-            drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
         fill = [part.most if isinstance(part, Part) and part.slices else 1 for part in parts]
         gpus = -(-gpus // np.array(fill))  # that a job needs where it is alone: its shares lie on a GPU each
     nodes = gpus if options.pool else -(-gpus // site.per_node)
@@ -164,7 +167,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             objects = "clusterqueues,localqueues" if traits.name == "kueue" else "queues"
             written = f"write it with `kubectl get {objects},workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
-        from windtunnel.studies.fleet.on_clock import owners_of
+        from windtunnel.studies.fleet.clock.on_clock import owners_of
         from windtunnel.studies.fleet.policies.kueue.books import Books
 
         counted, _ = in_units(jobs, site)
@@ -184,6 +187,15 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if "start" in traits.needs:
         drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
     return tuple(dropped.values())
+
+
+def _deaf_to_parts(traits: Traits, options: Options) -> str:
+    """What keeps a policy from jobs that ask for parts; nothing where it knows them."""
+    decider = options.decider
+    if traits.parts and (decider is None or (isinstance(decider, QueuePolicy) and getattr(decider, "unit", UNITS) > 1)):
+        unsteady = traits.name == "slurm" and (options.pool or options.changes is not None)
+        return "asks for parts of GPUs, which slurm knows on nodes that stay" if unsteady else ""
+    return f"asks for parts of GPUs, and {traits.name} knows whole ones only"
 
 
 def _measured(traits: Traits, options: Options, none_says: bool) -> bool:
@@ -228,7 +240,7 @@ def _put(blank: Outcome, keep: Rows, part: Outcome) -> Outcome:
 def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     duration = jobs.duration_s
     if np.isnan(duration).all():
-        from windtunnel.studies.fleet.on_clock import alone_s
+        from windtunnel.studies.fleet.clock.on_clock import alone_s
 
         assert options.tables is not None, "jobs without durations were left out"
         duration = alone_s(jobs, site, options.tables)

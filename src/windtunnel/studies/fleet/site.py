@@ -4,11 +4,11 @@ t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
 v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
-slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too,
-                   and `gpu`
+slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, gres.conf, qos.txt, assoc.txt]`, of `sacctmgr -P
+                   show` too, and `gpu`
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
                    blocks, `topology: {block: 64, rack: 16}`; `shares_per_gpu` for jobs that ask for shares by number,
-                   `link` of a rack or node for traffic (`sharing/links.py`)
+                   `link` of a rack or node for traffic (`sharing/links.py`), `devices` for live jobs: [MIG-...]
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Site:
     unit: int = 1  # in which GPUs are counted, of a GPU: `per_node` is in it too (`parts/part.py`)
     shares: int = 0  # into which a GPU is cut for jobs that ask for shares by number; 0: not told
     link: float = 0.0  # bytes per second of a domain of the lowest level, or of a node; 0: not told
+    devices: tuple[str, ...] = ()  # what CUDA calls each GPU, through all nodes; none: their numbers
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
     changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
@@ -63,7 +64,10 @@ class Site:
         from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
         from windtunnel.studies.fleet.policies.slurm.files import read_cluster
 
-        return self.changed or (read_cluster(self.slurm) if self.slurm else Cluster())
+        if self.changed is not None:
+            return self.changed
+        cluster = read_cluster(self.slurm, self.gpu) if self.slurm else Cluster(gpu=self.gpu)
+        return replace(cluster, shares=self.shares)
 
     @property
     def node_kinds(self) -> tuple[str, ...]:
@@ -128,19 +132,19 @@ def _usual(gpu: str, text: str) -> int:
         raise SpecError("--cluster", text, remedy) from None
 
 
-def _of_slurm(files: tuple[Path, ...], text: str) -> Site:
+def _of_slurm(files: tuple[Path, ...], text: str, gpu: str = "gpu") -> Site:
     """The nodes of a slurm.conf, which comes first or not, and what else Slurm says of them."""
     from windtunnel.studies.fleet.policies.slurm.files import read_cluster
 
-    cluster = read_cluster(files)
+    cluster = read_cluster(files, gpu)
     if not cluster.nodes:
         raise SpecError("slurm", text, "give the path of slurm.conf too")
-    return checked(Site("gpu", cluster.nodes, cluster.per_node, text, slurm=files))
+    return checked(Site(gpu, cluster.nodes, cluster.per_node, text, slurm=files, shares=cluster.shares))
 
 
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
-    keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "link", "topology", "slurm", *CLOUDS}
+    keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "link", "topology", "slurm", "devices", *CLOUDS}
     shares = data.get("shares_per_gpu", 0)
     if isinstance(shares, bool) or not isinstance(shares, int) or not 0 <= shares <= SHARES_MOST:
         raise SpecError("shares_per_gpu", shares, f"give a whole number from 1 to {SHARES_MOST:,}", str(path))
@@ -150,8 +154,8 @@ def _from_yaml(path: Path) -> Site:
             raise SpecError(wrong, data[wrong], "leave it out: slurm.conf says which nodes there are", str(path))
         known_keys(data, {"slurm", "gpu", "shares_per_gpu"}, str(path))
         names = data["slurm"] if isinstance(data["slurm"], list) else [data["slurm"]]
-        site = _of_slurm(tuple(path.parent / str(name) for name in names), str(path))
-        return replace(site, file=path, gpu=str(data.get("gpu", site.gpu)), shares=shares)
+        site = _of_slurm(tuple(path.parent / str(name) for name in names), str(path), str(data.get("gpu", "gpu")))
+        return replace(site, file=path, shares=shares or site.shares)
     if not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
     known_keys(data, keys, str(path))
@@ -160,7 +164,11 @@ def _from_yaml(path: Path) -> Site:
     link = parse_bandwidth(data["link"], "link", str(path)) if "link" in data else 0.0
     if "link" in data and not link > 0:
         raise SpecError("link", data["link"], "give more than 0, such as 400Gb/s", str(path))
-    return replace(site, file=path, topology=_levels(data.get("topology", {}), path), shares=shares, link=link)
+    devices = data.get("devices", [])
+    if not isinstance(devices, list) or (devices and len({str(name) for name in devices}) != site.gpus):
+        raise SpecError("devices", devices, f"give a list of {site.gpus} names, one for each GPU", str(path))
+    levels = _levels(data.get("topology", {}), path)
+    return replace(site, file=path, topology=levels, shares=shares, link=link, devices=tuple(map(str, devices)))
 
 
 def _levels(entry: object, path: Path) -> tuple[tuple[str, int], ...]:

@@ -17,17 +17,17 @@ from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import check
 from windtunnel.studies.fleet.asked import as_asked, changes_of, happened, is_file, options_of, policies_of
 from windtunnel.studies.fleet.changed import as_changed
-from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.clock.decision import Policy
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, by_policy, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text
 from windtunnel.studies.fleet.policies.table import POLICIES, plain_name
-from windtunnel.studies.fleet.predicted import Notes, predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import Site, parse_site
-from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
+from windtunnel.studies.fleet.speeds.predicted import Notes, predicted_speeds, with_predictions
+from windtunnel.studies.fleet.speeds.tables import Runtime, Tables, speeds_by
 from windtunnel.units import format_many, format_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says

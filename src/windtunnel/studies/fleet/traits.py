@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from windtunnel.studies.fleet.decision import Policy, Rounds
+from windtunnel.studies.fleet.clock.decision import Policy, Rounds
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.options import Options
@@ -45,7 +45,7 @@ class Traits:
     compatible: bool = False  # its gangs may go where their traffic fits
     parts: bool = False  # knows jobs that ask for parts of GPUs
     priorities: bool = False  # heeds those of the log
-    compiled: bool = False  # the same starts come from `policies/queues.py`, where no node comes or goes
+    compiled: bool = False  # the same starts come from `policies/rigid/queues.py`, where no node comes or goes
     other_names: tuple[str, ...] = ()
 
     def make_policy(self, site: Site, options: Options) -> Policy:

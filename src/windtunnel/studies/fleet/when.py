@@ -1,16 +1,9 @@
 """When one job of a trace will start and end, how sure that is, and why it waits: as known when it is submitted.
 
-The run as traced gives the expected times, and the state of the cluster when the job is submitted. From that state the
-trace goes on once per seed, with what nobody can know at that moment drawn anew:
+From the state of the cluster at that moment the trace goes on once per seed: run times are lognormal around the traced
+ones, ln-spread `spread`, given that they are longer than what is done. What is assumed: docs/fleet.md.
 
-    jobs that have begun        run time lognormal around the traced one, given that it is longer than what is done
-    jobs that have not          run time lognormal around the traced one (its median), ln-spread `spread`
-
-`spread` is an assumption that the user states; 0.3 puts 90 % of run times within a factor of 1.64 of the trace's. The
-number of iterations is scaled where a policy sizes jobs. Submissions are those of the trace, later ones too. A policy
-that orders by run time (sjf, easy, srtf, ...) knows the traced ones up to that moment and the drawn ones from then on.
-
-Queues (`policies/queues.py`) go on from a trace of what runs, what waits, and what comes; nodes of what runs are
+Queues (`policies/rigid/queues.py`) go on from a trace of what runs, what waits, and what comes; nodes of what runs are
 chosen again in the order of the starts. The loop of the exact clock is stopped, copied and goes on as it is.
 """
 
@@ -29,17 +22,17 @@ from windtunnel.questions.asked.fleet.further import FleetWhen
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.asked import as_asked, options_of, refuse_files
 from windtunnel.studies.fleet.changed import as_changed
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.running import NS
 from windtunnel.studies.fleet.jobs.standing import as_it_stands
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
 from windtunnel.studies.fleet.parts.part import refuse_parts
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
-from windtunnel.studies.fleet.predicted import with_predictions
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
+from windtunnel.studies.fleet.speeds.predicted import with_predictions
 
 SPREAD = 0.3
 DRAWS = 40
@@ -96,14 +89,7 @@ class When:
 
 
 def when(
-    jobs: Jobs,
-    site: Site,
-    policy: str,
-    options: Options,
-    job: str,
-    *,
-    draws: int = DRAWS,
-    spread: float = SPREAD,
+    jobs: Jobs, site: Site, policy: str, options: Options, job: str, *, draws: int = DRAWS, spread: float = SPREAD
 ) -> When:
     """When `job` starts and ends under a policy of the exact clock.
 
@@ -127,7 +113,7 @@ def when(
         share = np.clip((asked_s - run.start_s[keep]) / np.maximum(runnable.duration_s, 1e-9), 0.0, 1.0)
         state = _at_moment(runnable, run.start_s[keep], share, asked_s, here)
     else:
-        from windtunnel.studies.fleet.on_clock import clock_of
+        from windtunnel.studies.fleet.clock.on_clock import clock_of
 
         once = clock_of(runnable, site, POLICIES[policy], options)
         once.run(round(asked_s * NS))
@@ -202,7 +188,7 @@ def _at_moment(
 
 def _gone_on(clock: Clock, resampled: Jobs, site: Site, policy: str, options: Options, at: int) -> tuple[float, float]:
     """(start, end) of a job when a copy of the clock goes on with other run times; NaN: never."""
-    from windtunnel.studies.fleet.on_clock import exact_works
+    from windtunnel.studies.fleet.clock.on_clock import exact_works
 
     other = deepcopy(clock)
     other.replace_works(exact_works(resampled, site, POLICIES[policy], options))

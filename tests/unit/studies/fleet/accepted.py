@@ -19,7 +19,7 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import STATES
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import Site, parse_site
-from windtunnel.studies.fleet.tables import speeds_by
+from windtunnel.studies.fleet.speeds.tables import speeds_by
 
 RECORDED = Path(__file__).parent / "accepted.json"
 POLICIES = (

@@ -7,13 +7,13 @@ import random
 import sys
 from dataclasses import replace
 
-from windtunnel.studies.fleet.clock import Clock
-from windtunnel.studies.fleet.decision import Owner
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.decision import Owner
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Limits, Partition, Qos, Weights
 from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.policies.slurm.whole import can_run, run_whole
-from windtunnel.studies.fleet.running import NS, Running
-from windtunnel.studies.fleet.work import Rigid
 
 PER_NODE = 4
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.faces.cli.app import main
-from windtunnel.studies.fleet.clock import Clock
-from windtunnel.studies.fleet.policies.auction import Auction, Bid, partial_allocation, proportional
-from windtunnel.studies.fleet.policies.queues import run_queue
-from windtunnel.studies.fleet.running import NS, Running
-from windtunnel.studies.fleet.work import Divisible
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Divisible
+from windtunnel.studies.fleet.policies.rigid.auction import Auction, Bid, partial_allocation, proportional
+from windtunnel.studies.fleet.policies.rigid.queues import run_queue
 
 bids_strategy = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(1, 50_000), st.integers(0, 2), st.integers(1, 4)),

@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel.studies.fleet.live.control import PATIENCE, Controller, Window
 from windtunnel.studies.fleet.live.groups import LEAST_CORES
-from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import RULES, Running
 
 ALONE_S, TARGET_S = 0.010, 0.011
 

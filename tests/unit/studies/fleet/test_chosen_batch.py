@@ -15,10 +15,10 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.measured.application import Application, Validation
 from windtunnel.studies.fleet.measured.chosen import ChosenBatch, measured_of
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.pollux import Pollux
+from windtunnel.studies.fleet.policies.elastic.pollux import Pollux
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 
 def application(name: str, samples: float, per_sample_s: float) -> Application:

@@ -8,13 +8,13 @@ from oracles.adaptdl.clock import Running, run
 from oracles.elasticflow import edf, elasticflow, gandiva, tiresias
 from oracles.elasticflow.state import EfJob, aligned, overhead_s
 
+from windtunnel.studies.fleet.clock.work import Scaling
 from windtunnel.studies.fleet.measured.application import Application, Validation, smallest_rotation
 from windtunnel.studies.fleet.measured.jobs import FixedBatch
 from windtunnel.studies.fleet.packing.pack import Nodes, Pods, demand_of, pack, typical_kinds
-from windtunnel.studies.fleet.policies.gittins import index
-from windtunnel.studies.fleet.policies.optimus import Optimus
-from windtunnel.studies.fleet.policies.tiresias import Tiresias
-from windtunnel.studies.fleet.work import Scaling
+from windtunnel.studies.fleet.policies.elastic.optimus import Optimus
+from windtunnel.studies.fleet.policies.rigid.gittins import index
+from windtunnel.studies.fleet.policies.rigid.tiresias import Tiresias
 
 
 def application(epochs=2, step_s=1.0):

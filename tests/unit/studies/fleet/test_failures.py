@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.faces.cli.app import main
 from windtunnel.studies.fleet.capacity import Changes
-from windtunnel.studies.fleet.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Epochs, Rigid
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
+from windtunnel.studies.fleet.policies.rigid.queues import NAMES, run_queue
 from windtunnel.studies.fleet.policies.table import POLICIES
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.work import Epochs, Rigid
 
 SITE = parse_site("gpu:3x8")
 jobs_strategy = st.lists(

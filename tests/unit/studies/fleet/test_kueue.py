@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Quota
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
 from windtunnel.studies.fleet.policies.own import policy_of_text
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.work import Rigid
 
 Row = tuple[int, int, int, str, int]  # submission, duration, GPUs, queue, priority
 

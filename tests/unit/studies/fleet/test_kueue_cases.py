@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.files.document import read_document
-from windtunnel.studies.fleet.board import Board, carry_out
-from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.decision import Placement
+from windtunnel.studies.fleet.clock.queue_policy import carry_out
+from windtunnel.studies.fleet.clock.running import NS, Moment, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
 from windtunnel.studies.fleet.policies.kueue.preemption import FINAL, INITIAL
-from windtunnel.studies.fleet.running import NS, Moment, Running
-from windtunnel.studies.fleet.work import Rigid
 
 LATER_S = 10**6
 MOST = 2**63 - 1

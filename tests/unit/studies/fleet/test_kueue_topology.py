@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError
-from windtunnel.studies.fleet.decision import Owner
+from windtunnel.studies.fleet.clock.decision import Owner
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.kueue.topology import Topology

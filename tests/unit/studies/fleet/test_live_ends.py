@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import processes
-from windtunnel.studies.fleet.decision import Decision
+from windtunnel.studies.fleet.clock.decision import Decision
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.live import host, process
 from windtunnel.studies.fleet.live.host import hosts_of

@@ -6,7 +6,7 @@ import pytest
 import windtunnel
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.faces.cli import main
-from windtunnel.studies.fleet.decision import Decision
+from windtunnel.studies.fleet.clock.decision import Decision
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import held_at_once
 from windtunnel.studies.fleet.options import Options

@@ -12,21 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.board import Board, QueuePolicy
-from windtunnel.studies.fleet.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.clock import Clock, NodeChange
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import queues_text
 from windtunnel.studies.fleet.jobs.lint import lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
-from windtunnel.studies.fleet.parts.part import UNITS, Part, part_of, profiles_of
+from windtunnel.studies.fleet.parts.part import part_of
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.study import fleet
-from windtunnel.studies.fleet.work import Rigid
 
 NAMES = ("fifo", "fifo-skip", "sjf-skip", "easy", "tiresias", "srtf")
 SITE = parse_site("h100-sxm:2x4")
@@ -120,7 +122,7 @@ def test_no_gpu_holds_more_than_one(name: str, rows: list[tuple[int, int, int, s
         assert all(job.gpu_ns == lasts * NS * job.gpus for job, (_, lasts, _, _) in zip(jobs, rows, strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "slurm"])
 @given(rows=jobs_strategy)
 @settings(max_examples=30, deadline=None)
 def test_whole_gpus_are_given_as_where_none_is_divided(name: str, rows: list[tuple[int, int, int, str]]) -> None:

@@ -4,16 +4,16 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.studies.fleet.decision import JobView, Snapshot
+from windtunnel.studies.fleet.clock.decision import JobView, Snapshot
+from windtunnel.studies.fleet.clock.work import Scaling
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import STATES
-from windtunnel.studies.fleet.policies.optimus import Optimus
-from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
+from windtunnel.studies.fleet.policies.elastic.optimus import Optimus
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.speeds.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.study import fleet
-from windtunnel.studies.fleet.work import Scaling
 from windtunnel.studies.training import predict
 
 TRACE = """job,submit_s,gpus,duration_s,model,batch_size,seq_len,iterations,tp

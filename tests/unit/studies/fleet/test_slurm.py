@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError
 from windtunnel.questions.asked.fleet.study import Fleet
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.slurm.cluster import Association
@@ -21,10 +23,8 @@ from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Holder, 
 from windtunnel.studies.fleet.policies.slurm.order import fair_tree
 from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.study import answer
-from windtunnel.studies.fleet.work import Rigid
 
 JOBS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40), st.integers(1, 8)), min_size=1, max_size=14)
 EACH_SECOND = Slurm(0, backfill_interval_s=1.0, resolution_s=1.0, batch_s=0.0)

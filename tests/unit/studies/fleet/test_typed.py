@@ -13,15 +13,15 @@ from recorded_decisions import Recorded
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.faces.cli.app import main
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Epochs
 from windtunnel.studies.fleet.kinds.work import Typed
 from windtunnel.studies.fleet.measured.application import Application, Validation
 from windtunnel.studies.fleet.measured.chosen import ChosenBatch, measured_of
-from windtunnel.studies.fleet.policies.gavel import Gavel
-from windtunnel.studies.fleet.policies.sia import Sia
-from windtunnel.studies.fleet.running import NS, Running
+from windtunnel.studies.fleet.policies.elastic.gavel import Gavel
+from windtunnel.studies.fleet.policies.elastic.sia import Sia
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.work import Epochs
 
 pytest.importorskip("highspy")
 from windtunnel.studies.fleet.kinds.programs import choices, shares

@@ -103,10 +103,7 @@ def policy_named(name: str) -> str:
 
 
 def run_flows(
-    trace: Trace,
-    policy: str,
-    port_bytes_per_s: float = PORT_BYTES_PER_S,
-    queues: Queues | None = None,
+    trace: Trace, policy: str, port_bytes_per_s: float = PORT_BYTES_PER_S, queues: Queues | None = None
 ) -> FlowsAnswer:
     """When every coflow of a trace starts and ends.
 

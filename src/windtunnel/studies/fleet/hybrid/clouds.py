@@ -14,7 +14,7 @@ from windtunnel.errors import SpecError
 from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys, number
 from windtunnel.studies.fleet.hybrid.catalogue import CATALOGUE_TERMS, pools_of
-from windtunnel.studies.fleet.policies.hybrid import LABELS, PER, Per
+from windtunnel.studies.fleet.policies.beyond.hybrid import LABELS, PER, Per
 from windtunnel.units import parse_bandwidth, parse_time
 
 OWN = {"gpu", "gpus", "gpus_per_node", "pools", "starburst"}

@@ -18,7 +18,7 @@ import numpy as np
 
 from windtunnel.studies.fleet.hybrid.clouds import Cloud, Clouds
 from windtunnel.studies.fleet.hybrid.spot import Ups, spot_run
-from windtunnel.studies.fleet.policies.hybrid import Offer, Weights, allowed, choose
+from windtunnel.studies.fleet.policies.beyond.hybrid import Offer, Weights, allowed, choose
 
 
 class Profile:

@@ -20,7 +20,7 @@ from windtunnel.studies.fleet.hybrid.starburst import starburst
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, STATES, Outcome
-from windtunnel.studies.fleet.policies.hybrid import LABELS, STRATEGIES, allowed
+from windtunnel.studies.fleet.policies.beyond.hybrid import LABELS, STRATEGIES, allowed
 from windtunnel.studies.fleet.site import Site
 
 

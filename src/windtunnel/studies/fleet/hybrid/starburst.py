@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, next_in_queue
-from windtunnel.studies.fleet.clock import Clock
-from windtunnel.studies.fleet.decision import EMPTY
+from windtunnel.studies.fleet.clock.board import Board, Move, next_in_queue
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.decision import EMPTY
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import Rank, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.hybrid.clouds import Clouds
 from windtunnel.studies.fleet.hybrid.plan import NS, CloudRun, HybridJob, offer_of, secret_of
-from windtunnel.studies.fleet.policies.hybrid import STRATEGIES, allowed, choose, patience_s
-from windtunnel.studies.fleet.running import Rank, Running
-from windtunnel.studies.fleet.work import Rigid
+from windtunnel.studies.fleet.policies.beyond.hybrid import STRATEGIES, allowed, choose, patience_s
 
 
 class Patience(QueuePolicy):

@@ -60,11 +60,7 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
     if site is not None:
         too_many = np.flatnonzero(-(-jobs.gpus_asked // site.per_node) > site.nodes)
         add(
-            "too-large",
-            "error",
-            too_many,
-            f"of more than the {site.gpus} GPUs of {site.text}",
-            "give a larger cluster",
+            "too-large", "error", too_many, f"of more than the {site.gpus} GPUs of {site.text}", "give a larger cluster"
         )
     odd = [at for at, part in enumerate(parts_of(jobs, site)) if isinstance(part, str)]
     remedy = "name a profile of MIG that the cluster's GPU has, a share of a GPU, or say shares_per_gpu in its file"
@@ -103,13 +99,7 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
     )
     if (site is not None) and not np.isnan(deadline).all():
         hopeless = np.flatnonzero((deadline - submit < duration * jobs.gpus_asked / site.gpus) & (deadline >= submit))
-        add(
-            "hopeless",
-            "warning",
-            hopeless,
-            "too late even on the whole cluster at perfect speed",
-            "check deadlines",
-        )
+        add("hopeless", "warning", hopeless, "too late even on the whole cluster at perfect speed", "check deadlines")
     if not logged:
         findings.extend(_order(jobs))
         findings.extend(_copies(jobs))

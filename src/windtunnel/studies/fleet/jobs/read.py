@@ -1,12 +1,7 @@
-"""Job traces of every layout that is known, read into `Jobs`.
+"""Job traces of every layout that is known, read into `Jobs`: docs/fleet.md has the columns.
 
-One reader for all tables: columns are known by several names, e.g. `application` is the model and `create_s` the time
-of submission. `sacct` text, YAML of ours and Kubernetes manifests become such tables first. Our own layout, CSV,
-Parquet or YAML: job, submit_s, gpus, and as far as known duration_s (on these GPUs), model, batch_size, iterations,
-deadline_s, user.
-
-In YAML or JSON: a list of mappings with the columns of our layout, or that list under `jobs`; Kubernetes objects
-(`kubernetes.py`); or what Slurm's `--json` prints.
+One reader for all tables: `sacct` text, YAML of ours, Kubernetes manifests (`kubernetes.py`) and what Slurm's `--json`
+prints become such tables first; columns are known by several names.
 """
 
 from __future__ import annotations

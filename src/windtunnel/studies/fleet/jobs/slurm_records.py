@@ -24,7 +24,7 @@ NAMES = {
     "SubmitTime": "Submit", "EligibleTime": "Eligible", "StartTime": "Start", "EndTime": "End", "RunTime": "Elapsed",
     "TimeLimit": "Timelimit", "TRES": "AllocTRES", "Tres": "AllocTRES", "AllocTRES": "AllocTRES", "ReqTRES": "ReqTRES",
     "NumNodes": "NNodes", "NodeCnt": "NNodes", "Account": "Account", "Partition": "Partition", "QOS": "QOS",
-    "Priority": "Priority", "JobState": "State", "Reason": "Reason", "Restarts": "Restarts",
+    "Priority": "Priority", "JobView": "State", "Reason": "Reason", "Restarts": "Restarts",
 }  # fmt: skip
 HEADINGS = {
     "JOBID": "JobID", "SUBMIT_TIME": "Submit", "ELIGIBLE_TIME": "Eligible", "START_TIME": "Start",
@@ -38,7 +38,7 @@ CODES = {
     "OOM": "OUT_OF_MEMORY", "CF": "RUNNING", "CONFIGURING": "RUNNING", "RQ": "REQUEUED", "DL": "DEADLINE",
     "BF": "BOOT_FAIL",
 }  # fmt: skip
-PER_NODE = re.compile(r"(?:gres[:/])?gpu(?::([^:=,]+))?[:=](\d+)(?:,|$|\()")  # gres:gpu:a100:4, gres/gpu=4, gpu:4
+PER_NODE = re.compile(r"\b(gpu|shard|mps)(?::([^:=,]+))?[:=](\d+)(?=,|$|\()")  # gres:gpu:a100:4, gres/gpu=4, gpu:4
 BEFORE_START = ("PENDING", "REQUEUED")
 ASK = "write it with `squeue -a -o '%i|%V|%S|%e|%M|%l|%D|%b|%u|%a|%P|%q|%Q|%T|%r'`"
 
@@ -98,10 +98,14 @@ def as_sacct(row: Row, per_node: str) -> Row:
 
 
 def on_each_node(row: Row, per_node: str) -> Row:
-    """With the GPUs that are asked of each node, such as `gpu:a100:4`, where its resources count none."""
-    match = PER_NODE.search(per_node)
-    nodes = row.get("NNodes", "").partition("-")[0]
-    if match and nodes.isdigit() and "gres/gpu" not in row.get("AllocTRES", "") + row.get("ReqTRES", ""):
-        tres = f"{row.get('AllocTRES', '')},gres/gpu={int(match[2]) * int(nodes)}"
-        row["AllocTRES"] = tres.removeprefix(",")
+    """With what is asked of each node, such as `gpu:a100_3g.20gb:1` or `shard:4`, where its resources count none."""
+    asked, nodes = PER_NODE.findall(per_node), row.get("NNodes", "").partition("-")[0]
+    if (
+        asked
+        and nodes.isdigit()
+        and not re.search("gres/(gpu|shard|mps)", row.get("AllocTRES", "") + row.get("ReqTRES", ""))
+    ):
+        kinds = [(f"{name}:{kind}" if kind else name, int(count) * int(nodes)) for name, kind, count in asked]
+        tres = [row.get("AllocTRES", ""), *(f"gres/{kind}={count}" for kind, count in kinds)]
+        row["AllocTRES"] = ",".join(filter(None, tres))
     return row

@@ -1,13 +1,6 @@
-"""`fleet usage`: what jobs did with the GPUs that they held, from a range query of Prometheus.
+"""`fleet usage`: what jobs did with the GPUs that they held, from a range query of Prometheus (docs/fleet.md).
 
-    curl -G prom:9090/api/v1/query_range --data-urlencode 'query={__name__=~"DCGM_FI_DEV_(GPU_UTIL|POWER_USAGE)"}' \\
-        -d start=... -d end=... -d step=5m > usage.json
-
-A series is a GPU of a job while it holds it: its job stands in `hpc_job` (dcgm-exporter beside Slurm, a job's number),
-`job_id` (AMD's exporter), or is the pod's, whose name begins with the job's. A job's utilisation is the mean over its
-series and their samples. Of several measures the first that is there counts: SM active, graphics engine active,
-utilisation, which counts a GPU as used while any kernel runs.
-
+A series is a GPU of a job while it holds it; a job's utilisation is the mean over its series and their samples.
 Sources: NVIDIA dcgm-exporter's and AMD device-metrics-exporter's lists of metrics.
 """
 

@@ -10,7 +10,7 @@ from windtunnel.errors import UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.kinds.work import Typed
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.sia import is_valid_shape
+from windtunnel.studies.fleet.policies.elastic.sia import is_valid_shape
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.traits import Traits
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.board import Board
-from windtunnel.studies.fleet.decision import Decision, Placement, Snapshot
-from windtunnel.studies.fleet.running import Moment
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.decision import Decision, Placement, Snapshot
+from windtunnel.studies.fleet.clock.running import Moment
 
 SPREAD = "_unconsolidated"  # in the name of a kind: workers on more nodes than they need, as Gavel's tables call it
 

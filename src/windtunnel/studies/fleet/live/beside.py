@@ -26,7 +26,7 @@ from windtunnel.studies.fleet.live.control import Action, Controller, Window
 from windtunnel.studies.fleet.live.groups import Group, root_group
 from windtunnel.studies.fleet.live.latency import ENOUGH, TIMEOUT_S, Latencies, LatencyFile, Probe, late_from, p95_of
 from windtunnel.studies.fleet.live.machine import cores_from, machine_times, memory
-from windtunnel.studies.fleet.policies.oversubscribe import RULES, Running
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import RULES, Running
 from windtunnel.units import parse_bytes
 
 REMEDY = "give `jobs`, each with job and command, and cpus and memory where they are known (docs/fleet.md)"

@@ -1,21 +1,9 @@
-"""What a node's agent does for the service beside batch jobs: the ladder of over-subscription, one window at a time.
+"""What a node's agent does for the service beside batch jobs: one window at a time, as docs/fleet.md tells it.
 
-    begin      on the cores that the service needs, behind it there: what runs in the idle class on the service's own
-               core leaves it at once, what runs on another may share an execution core and memory with it
-    late       the service's p95 over its target by more than so few requests show by chance, in this window or lately:
-               the batch jobs' cores are cut (`throttle`, at most by half at once; other cores first, then time on the
-               service's own), and twice as many windows have to be calm before there are more than the service's own
-    disks      of what the batch jobs were seen to move in a second they may move the share that they have of the cores:
-               one that writes needs few cores to fill a disk's queue, and the kernel's work for it is nobody's
-    still late with hardly any cores, `windows` in a row: the victim is frozen, one a window
-    ... with all frozen: the victim leaves: asked to save, stopped, and started again later, `retries` times at most
-    memory     hardly any free: the victim leaves at once
-    calm       p95, lately if enough is known, below the middle between alone and the target: thaw one; else cores grow
-               by a tenth of the machine's; after many such windows by whole ones beyond the service's own; with all of
-               the service's own back, or where none is here, the next job that waits comes in
-
-The victim is that of the simulated policies (`studies/fleet/policies/oversubscribe.py`): the youngest (`rose`), or
-whose leaving costs least (`rose-qos`). This is a pure function of what was measured and of its own few counts.
+A late service takes cores from the batch jobs (`throttle`), then freezes the victim, then sends it away; calm windows
+give back in the other order. What jobs may move to and from disks is the share that they have of the cores: one that
+writes needs few to fill a disk's queue, and the kernel's work for it is nobody's. The victim is that of the simulated
+policies (`policies/beyond/oversubscribe.py`). This is a pure function of what was measured and of its own few counts.
 """
 
 from __future__ import annotations
@@ -24,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from windtunnel.studies.fleet.live.groups import LEAST_CORES
-from windtunnel.studies.fleet.policies.oversubscribe import Rules, Running, least_loss, throttle, youngest
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import Rules, Running, least_loss, throttle, youngest
 
 GROWTH = 0.1  # of the machine's cores, in a calm window
 PATIENCE, PATIENCE_MOST = 32, 1024  # windows: one in twenty that is late is a p95

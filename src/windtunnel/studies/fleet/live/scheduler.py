@@ -2,9 +2,10 @@
 
 The snapshot is the exact clock's: seconds since the first start, GPUs as slots of this machine, or of a host for each
 node (`host.py`): a job then has a process on each of its hosts. A job's command is told its slots
-(CUDA_VISIBLE_DEVICES, WINDTUNNEL_GPUS) and a folder for its checkpoints (WINDTUNNEL_FOLDER); it is asked to stop by
-SIGTERM, and has to go on from its checkpoint when it is started again. A job that dies is started again, a few times.
-The scheduler itself may be killed: started again in the same folder it goes on, and nothing runs twice.
+(CUDA_VISIBLE_DEVICES, WINDTUNNEL_GPUS), its share of each where it asked for one (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE),
+and a folder for its checkpoints (WINDTUNNEL_FOLDER); it is asked to stop by SIGTERM, and has to go on from its
+checkpoint when it is started again. A job that dies is started again, a few times. The scheduler itself may be killed:
+started again in the same folder it goes on, and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.studies.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, Spot, kept_or_placed
 from windtunnel.studies.fleet.live import process
 from windtunnel.studies.fleet.live.host import Found, Host, RemoteHost
 from windtunnel.studies.fleet.live.journal import Journal
+from windtunnel.studies.fleet.parts.profile import UNITS, Part
 
 POLL_S = 0.02
 RETRIES = 3  # starts after a job died by itself
@@ -33,7 +35,9 @@ class LiveJob:
     gpus: int
     command: str
     duration_s: float | None = None
-    placement: Placement = EMPTY
+    part: Part | None = None  # of each of its GPUs
+    placement: Placement = EMPTY  # as the policy counts: in thousandths where some job asks for a part
+    spots: tuple[Spot, ...] = ()
     slots: tuple[int, ...] = ()  # of this machine, numbered through all nodes
     attempt: int = 0
     parts: dict[int, Found] = field(default_factory=dict)  # its process on each host
@@ -44,6 +48,10 @@ class LiveJob:
     deaths: int = 0
     preemptions: int = 0
     failed: bool = False
+
+    def units(self, unit: int) -> int:
+        """What it asks for, of GPUs of so many units."""
+        return self.gpus * (unit if self.part is None else self.part.units)
 
 
 @dataclass
@@ -56,6 +64,8 @@ class Scheduler:
     folder: Path
     restart_s: float = 0.0  # of each start, until there is progress
     hosts: Sequence[Host] = (Host(),)  # one for each node, or one for all
+    devices: Sequence[str] = ()  # names of the slots; none: their numbers on each host
+    unit: int = 1  # of a GPU: 1,000 where some job asks for a part
     origin: float = 0.0
     memory: object = None
     wake_s: float | None = None
@@ -121,6 +131,7 @@ class Scheduler:
                 job.attempt = entry["attempt"]
                 job.placement = tuple((node, count) for node, count in entry["placement"])
                 job.slots = tuple(entry.get("slots", ()))
+                job.spots = tuple((node, number, start) for node, number, start in entry.get("spots", ()))
                 job.since_s = entry["at"]
                 job.start_s = entry["at"] if job.start_s is None else job.start_s
             elif entry["what"] in ("stop", "death", "end", "failed"):
@@ -181,12 +192,14 @@ class Scheduler:
         now = self._now()
         ended = False
         active = [job for job in self.jobs if job.index in self.seen and job.end_s is None and not job.failed]
-        snapshot = Snapshot(now, [self._view(job, now) for job in active], self.nodes, self.memory)
+        nodes = tuple(gpus * self.unit for gpus in self.nodes)
+        snapshot = Snapshot(now, [self._view(job, now) for job in active], nodes, self.memory)
         decision = self.policy.decide(snapshot)
         self.memory, self.wake_s = decision.memory, decision.wake_s
         placements = kept_or_placed(snapshot, decision)
         for job in active:
-            if job.placement and placements.get(job.index, EMPTY) != job.placement:
+            same = placements.get(job.index, EMPTY) == job.placement and decision.spots.get(job.index, ()) == job.spots
+            if job.placement and not same:
                 self._stop(job)
                 stopped = self._now()
                 if None not in self._statuses(job):
@@ -200,17 +213,23 @@ class Scheduler:
         for job in active:
             after = placements.get(job.index, EMPTY)
             if after and not job.placement and job.end_s is None and not job.failed:
+                job.spots = decision.spots.get(job.index, ())
                 self._start(journal, job, after)
         return ended
 
     def _start(self, journal: Journal, job: LiveJob, placement: Placement) -> None:
         job.attempt += 1
-        job.slots = free_slots(self.nodes, placement, [other.slots for other in self.jobs if other.placement])
+        others = [other for other in self.jobs if other.placement]
+        if job.part is None:
+            gpus = tuple((node, count // self.unit) for node, count in placement)
+            job.slots = free_slots(self.nodes, gpus, [other.slots for other in others])
+        else:
+            job.slots = slots_of_parts(self.nodes, job, others)
         job.placement = placement
         job.since_s = self._now()
         job.start_s = job.since_s if job.start_s is None else job.start_s
         cells = [list(cell) for cell in placement]
-        place = {"placement": cells, "slots": list(job.slots)}
+        place = {"placement": cells, "slots": list(job.slots), "spots": [list(spot) for spot in job.spots]}
         journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, **place)
         job.parts = {}
         for rank, host in enumerate(hosts := self._hosts(job)):
@@ -223,10 +242,15 @@ class Scheduler:
                 "WINDTUNNEL_ATTEMPT": str(job.attempt),
                 "WINDTUNNEL_NODES": str(len(hosts)),
                 "WINDTUNNEL_NODE": str(rank),
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, here)),
+                "CUDA_VISIBLE_DEVICES": ",".join(self._names(here, 0 if len(self.hosts) == 1 else first)),
             }
+            if job.part is not None:
+                environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{job.part.units * 100 / UNITS:g}"
             folder, name = self.folder / job.name, self._name(job, host)
             job.parts[host] = self.hosts[host].launch(folder, name, job.command, environment)
+
+    def _names(self, slots: Sequence[int], first: int) -> list[str]:
+        return [self.devices[first + slot] if self.devices else str(slot) for slot in slots]
 
     def _view(self, job: LiveJob, now: float) -> JobView:
         held_s = job.held_s + (now - job.since_s if job.placement else 0.0)
@@ -235,10 +259,12 @@ class Scheduler:
         return JobView(
             index=job.index,
             submit_s=job.submit_s,
-            gpus=job.gpus,
+            gpus=job.units(self.unit),
+            part=job.part,
+            spots=job.spots,
             placement=job.placement,
             executed_s=held_s,
-            gpu_seconds=held_s * job.gpus,
+            gpu_seconds=held_s * job.units(self.unit),
             restarts=max(job.attempt - 1, 0),
             remaining_s=left_s,
         )
@@ -252,3 +278,13 @@ def free_slots(nodes: Sequence[int], placement: Placement, others: Iterable[Sequ
         first = sum(nodes[:node])
         result += [slot for slot in range(first, first + nodes[node]) if slot not in used][:count]
     return tuple(result)
+
+
+def slots_of_parts(nodes: Sequence[int], job: LiveJob, others: Sequence[LiveJob]) -> tuple[int, ...]:
+    """The slot of each part: that of the jobs that it shares a GPU with, else a free one."""
+    slots = {spot[:2]: slot for other in others for spot, slot in zip(other.spots, other.slots, strict=False)}
+    used = [other.slots for other in others]
+    for node, number, _ in job.spots:
+        if (node, number) not in slots:
+            slots[node, number] = free_slots(nodes, ((node, 1),), [*used, tuple(slots.values())])[0]
+    return tuple(slots[spot[:2]] for spot in job.spots)

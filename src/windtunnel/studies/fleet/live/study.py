@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.fleet.further import FleetLive
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.asked import as_asked, refuse_files
-from windtunnel.studies.fleet.clock import Clock
-from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.decision import Policy
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.live.host import hosts_of
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.parts.part import refuse_parts
+from windtunnel.studies.fleet.parts.part import parts_of
+from windtunnel.studies.fleet.parts.profile import UNITS, Part
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.work import Rigid
 
 Row = dict[str, str | float | None]  # of a job: its name, times, counts and state
 BY_DURATION = ("sjf", "sjf-skip", "easy", "srtf")
@@ -58,7 +59,17 @@ def run_live(
         raise SpecError(
             "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
         )
-    refuse_parts(jobs, "a live run has")
+    parts = parts_of(jobs, site)
+    knows = POLICIES[names[0]].parts and names[0] != "slurm"
+    for at, part in enumerate(parts):
+        why = part
+        if isinstance(part, Part):
+            deaf = "" if knows else f"{names[0]} gives live jobs whole ones"
+            deaf = "a live run cuts none: name slices as `devices` of the cluster" if part.slices else deaf
+            why = deaf and f"asks for {jobs.columns['part'][at]} of a GPU, and {deaf}"
+        if isinstance(why, str) and why:
+            raise UserError(f"{jobs.where(at)}: {jobs.name[at]} {why}")
+    unit = UNITS if any(parts) else 1
     live_jobs = [
         LiveJob(
             at,
@@ -67,8 +78,9 @@ def run_live(
             int(jobs.gpus[at]),
             commands[at],
             None if math.isnan(jobs.duration_s[at]) else float(jobs.duration_s[at]),
+            part if isinstance(part, Part) else None,
         )
-        for at in range(len(jobs))
+        for at, part in enumerate(parts)
     ]
     large = next((job for job in live_jobs if not 0 < job.gpus <= site.gpus), None)
     if large is not None:
@@ -87,21 +99,22 @@ def run_live(
         raise SpecError("--host", ", ".join(hosts), f"give one for each of the {site.nodes} nodes of --cluster")
 
     def policy() -> Policy:
-        return POLICIES[names[0]].make_policy(site, Options())
+        return POLICIES[names[0]].make_policy(replace(site, per_node=site.per_node * unit, unit=unit), Options())
 
-    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts)).run()
+    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts), site.devices, unit).run()
     simulated: dict[int, float] = {}
     if all(job.duration_s is not None for job in live_jobs):
         running = [
             Running(
                 job.index,
                 round(job.submit_s * NS),
-                job.gpus,
+                job.units(unit),
                 Rigid(max((job.duration_s or 0.0) - restart_s, 0.0), restart_s),
+                part=job.part,
             )
             for job in live_jobs
         ]
-        Clock(running, nodes, policy()).run()
+        Clock(running, [gpus * unit for gpus in nodes], policy()).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
     rows: list[Row] = [
         {

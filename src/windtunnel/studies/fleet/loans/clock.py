@@ -1,7 +1,7 @@
 """Lyra on the event loop: jobs, own servers, and servers that a serving pool lends and asks back.
 
 At one time, in this order: loans change, jobs end, jobs arrive; then base demands start, and extra workers are dealt
-out. All decisions are functions of `policies/lyra.py`; here they are carried out and what they cost is counted.
+out. All decisions are functions of `policies/beyond/lyra.py`; here they are carried out and what they cost is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from windtunnel.physics.engine.events import EventQueue
 from windtunnel.studies.fleet.loans.servers import Held, Servers
-from windtunnel.studies.fleet.policies.lyra import Lyra, extra_workers, next_to_start, reclaim
+from windtunnel.studies.fleet.policies.beyond.lyra import Lyra, extra_workers, next_to_start, reclaim
 
 NS = 1_000_000_000
 LOAN, END, ARRIVE = range(3)  # priorities of what happens at one time

@@ -25,9 +25,9 @@ from windtunnel.studies.fleet.loans.clock import NS, LoanClock, Training
 from windtunnel.studies.fleet.loans.pool import Loans, ServingPool
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, UNFINISHED, Outcome, outcome_of_runs
-from windtunnel.studies.fleet.policies.lyra import PARTS, Lyra
+from windtunnel.studies.fleet.policies.beyond.lyra import PARTS, Lyra
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 GROWTH = 2  # GPUs that an elastic job can use, of those that it asks for, where the trace does not say
 
@@ -50,13 +50,7 @@ def run_lyra(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
     running = trainings_of(jobs, site, policy, loans, options)
     offers = pool.offers(begin_s, end_s) if pool is not None and policy.loan else ()
     clock = LoanClock(
-        running,
-        site.nodes,
-        site.per_node,
-        policy,
-        offers,
-        loan_speed=loans.loan_speed,
-        until_ns=round(until_s * NS),
+        running, site.nodes, site.per_node, policy, offers, loan_speed=loans.loan_speed, until_ns=round(until_s * NS)
     )
     clock.run()
     states = [COMPLETED if job.end_ns is not None else UNFINISHED for job in running]

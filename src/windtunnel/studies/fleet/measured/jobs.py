@@ -11,7 +11,7 @@ from windtunnel.errors import UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.measured.application import ONE_GPU, Application, Placement
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.measured.chosen import ChosenBatch

@@ -19,7 +19,7 @@ from windtunnel.studies.fleet.oversubscribe.machines import (
     service_slowdown,
     wander,
 )
-from windtunnel.studies.fleet.policies.oversubscribe import (
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import (
     Rules,
     Running,
     admits,
@@ -82,15 +82,7 @@ class Tally:
 class Machines:
     """Runs tasks on `count` equal machines."""
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        count: int,
-        rules: Rules,
-        beside: Beside,
-        *,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], count: int, rules: Rules, beside: Beside, *, seed: int = 0) -> None:
         self.tasks, self.count, self.rules, self.beside = list(tasks), count, rules, beside
         # services wander alike whatever the policy does beside them
         self.draw_service, self.draw_task = (np.random.default_rng([seed, part]) for part in (0, 1))
@@ -159,12 +151,7 @@ class Machines:
             total[task.machine] += self.use[index]
         return total
 
-    def _agents(
-        self,
-        now: float,
-        service: Floats,
-        tasks: Floats,
-    ) -> Floats:
+    def _agents(self, now: float, service: Floats, tasks: Floats) -> Floats:
         """Each node's agent: memory, then throttling, then eviction."""
         if not self.rules.speculate:
             return tasks
@@ -200,14 +187,7 @@ class Machines:
         requested = (1.0 - beside.service_request) * beside.task_use
         return (1.0 + beside.contention * requested) * self.limit
 
-    def _relieve(
-        self,
-        machine: int,
-        service: float,
-        guests: list[Running],
-        now: float,
-        used: Floats,
-    ) -> None:
+    def _relieve(self, machine: int, service: float, guests: list[Running], now: float, used: Floats) -> None:
         while guests:
             tasks = sum(float(self.use[task.index]) for task in self.on[machine])
             slow = float(service_slowdown(np.array([tasks]), np.array([service]), self.beside)[0])
@@ -233,12 +213,7 @@ class Machines:
             if task.speculative
         ]
 
-    def _progress(
-        self,
-        now: float,
-        service: Floats,
-        tasks: Floats,
-    ) -> int:
+    def _progress(self, now: float, service: Floats, tasks: Floats) -> int:
         ended = 0
         crowd = np.minimum(np.maximum(1.0 - service, 0.0) / np.maximum(tasks, 1e-12), 1.0)
         for task in list(self.running.values()):
@@ -261,11 +236,7 @@ class Machines:
                 task.held_s += DT_S
         return ended
 
-    def _count(
-        self,
-        service: Floats,
-        tasks: Floats,
-    ) -> None:
+    def _count(self, service: Floats, tasks: Floats) -> None:
         slow = service_slowdown(tasks, service, self.beside)
         rows = np.minimum(((slow - 1.0) * BINS / 2.0).astype(np.int64), BINS - 1)
         np.add.at(self.tally.slow, rows, service)
@@ -289,12 +260,7 @@ class Machines:
             waiting.append(task)
         self.waiting = waiting
 
-    def _speculate(
-        self,
-        now: float,
-        stale: Floats,
-        used: Floats,
-    ) -> None:
+    def _speculate(self, now: float, stale: Floats, used: Floats) -> None:
         waiting = []
         room = float((self.rules.theta - np.minimum(stale, used)).max())
         seen = stale.tolist()

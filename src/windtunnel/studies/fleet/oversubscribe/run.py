@@ -20,7 +20,7 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, UNFINISHED, Outcome
 from windtunnel.studies.fleet.oversubscribe.clock import Machines, Tally, Task
 from windtunnel.studies.fleet.oversubscribe.machines import Beside
-from windtunnel.studies.fleet.policies.oversubscribe import RULES, Rules
+from windtunnel.studies.fleet.policies.beyond.oversubscribe import RULES, Rules
 from windtunnel.studies.fleet.site import Site
 
 

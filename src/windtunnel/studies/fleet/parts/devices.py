@@ -12,38 +12,12 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 
-from windtunnel.studies.fleet.board import Board, Move, by_rank, next_in_queue
-from windtunnel.studies.fleet.decision import Placement
-from windtunnel.studies.fleet.parts.part import UNITS, Part
-from windtunnel.studies.fleet.running import Moment, Running, Spot
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What is held of one divided GPU: thousandths, and the slices of MIG as bits."""
-
-    slices: int  # 0: its parts are shares
-    used: int = 0
-    mask: int = 0
-
-    def start(self, part: Part) -> int | None:
-        """Where a part begins; None where it has no room."""
-        if part.slices != self.slices or self.used + part.units > UNITS:
-            return None
-        if not part.slices:
-            return 0
-        return next((at for at in reversed(part.starts) if not self.mask & _bits(part, at)), None)
-
-    def change(self, part: Part, start: int, sign: int) -> Device:
-        """With a part more, or less."""
-        return replace(self, used=self.used + sign * part.units, mask=self.mask ^ _bits(part, start))
-
-
-def _bits(part: Part, start: int) -> int:
-    return ((1 << part.size) - 1) << start
+from windtunnel.studies.fleet.clock.board import Board, Move, by_rank, next_in_queue
+from windtunnel.studies.fleet.clock.decision import Placement, Spot
+from windtunnel.studies.fleet.clock.running import Moment, Running
+from windtunnel.studies.fleet.parts.profile import UNITS, Device, Part
 
 
 class BoardOfParts(Board):
@@ -166,9 +140,7 @@ class BoardOfParts(Board):
             if device is None:
                 device = Device(job.part.slices)
                 whole[node] += UNITS
-            if device.slices != job.part.slices or device.used + job.part.units > UNITS:
-                return False
-            if device.mask & _bits(job.part, start):
+            if not device.holds(job.part, start):
                 return False
             devices[node, number] = device.change(job.part, start, 1)
         return all(self.free[node] >= count for node, count in whole.items())

@@ -12,69 +12,19 @@ slice of MIG counts as its share of the memory's slices: 1g.10gb as an eighth.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import UserError
-from windtunnel.files.document import read_mapping
 from windtunnel.files.table import number_of
-from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.studies.fleet.jobs.trace import Jobs, Slices
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.site import Site
 
-UNITS = 1000  # of a GPU
 PROFILE = re.compile(r"(\d+g\.\d+gb)(?:[.+]me(?:\.all)?|-me)?")
 SHARES = re.compile(r"(\d{1,9}) shares?")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """So many thousandths of one GPU; of MIG so many of its `slices` of memory, from one of `starts` on."""
-
-    units: int
-    slices: int = 0  # of the GPU; 0: a share
-    size: int = 0
-    starts: tuple[int, ...] = ()
-
-    @property
-    def most(self) -> int:
-        """How many of them one GPU holds."""
-        free, count = 0, 0
-        for start in self.starts:
-            if start >= free:
-                free, count = start + self.size, count + 1
-        return count if self.slices else UNITS // self.units
-
-
-@cache
-def _profiles() -> dict[str, dict[str, Part]]:
-    """Profiles by name, by GPU."""
-    data: Any = read_mapping(Path(__file__).parent / "mig.yaml", "")
-    profiles = {}
-    for gpu, names in data["gpus"].items():
-        slices = 8 if len(names) > 3 else 4
-        places = data["places"][str(slices)]
-        profiles[gpu] = {
-            name: Part(UNITS * size // slices, slices, size, tuple(starts))
-            for name, (size, starts) in zip(names, places, strict=True)
-        }
-    return profiles
-
-
-@cache
-def profiles_of(gpu: str) -> dict[str, Part]:
-    """The profiles of a GPU, by name; of one that nobody names (`gpu`) those of all, the first of a name."""
-    if gpu == "gpu":
-        return {name: part for each in reversed(_profiles().values()) for name, part in each.items()}
-    try:
-        name = parse_cluster(f"{gpu}:8").gpu.name
-    except UserError:
-        name = gpu
-    return _profiles().get(name, {})
 
 
 def part_of(text: str, gpu: str = "gpu", shares: int | None = 0) -> Part | str:
@@ -125,19 +75,22 @@ def with_shares(jobs: Jobs, site: Site | None) -> Jobs:
     return replace(jobs, columns={**jobs.columns, "share": shares})
 
 
-def in_units(jobs: Jobs, site: Site) -> tuple[Jobs, Site]:
-    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part.
+def in_units(jobs: Jobs, site: Site, *, always: bool = False) -> tuple[Jobs, Site]:
+    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part, unless `always`.
 
     Where queues have quotas of slices, those of each profile are a queue of their own, in cohorts of their own: slices
     and whole GPUs do not stand in for each other. Elsewhere slices count as what they are of GPUs.
     """
-    parts = parts_of(jobs, site) if "share" in jobs.columns else []
-    if not any(parts):
+    parts = parts_of(jobs, site) if "share" in jobs.columns else [None] * len(jobs)
+    if not any(parts) and not always:
         return jobs, site
     units = np.array([part.units if isinstance(part, Part) else UNITS for part in parts], np.int64)
     columns = dict(jobs.columns)
+    if "billing" in columns:
+        charged = zip(columns["billing"], (jobs.gpus * units).tolist(), strict=True)
+        columns["billing"] = [text or str(count / UNITS) for text, count in charged]
     apart: dict[str, int] = {}  # units, by profile
-    if any(quota.slices for quota in jobs.quotas) or any(cohort.slices for cohort in jobs.cohorts):
+    if any(parts) and (any(quota.slices for quota in jobs.quotas) or any(cohort.slices for cohort in jobs.cohorts)):
         texts = [text if isinstance(part, Part) and part.slices else ""
                  for text, part in zip(columns["part"], parts, strict=True)]  # fmt: skip
         columns["cluster_queue"] = [_apart(*each) for each in zip(jobs.quota_queues, texts, strict=True)]

@@ -1,9 +1,5 @@
 """Policies that a user brings: one of ours with other parameters, from a YAML file, or an object of their own.
 
-    policy: tiresias               # which of ours; those with parameters are frozen classes of the exact clock
-    name: tiresias-2h              # in tables; else the file's name
-    thresholds_gpu_s: [7200]       # its fields; interval_s where it is asked at intervals
-
 In Python anything with `decide(snapshot) -> Decision` will do. Its `name` stands in tables (else its class's). Jobs run
 their traced durations on the GPUs that they ask for; where `chooses_gpus` is true each has `work`, which knows its
 speed on any number of them, as Optimus needs it.
@@ -18,7 +14,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_mapping
-from windtunnel.studies.fleet.decision import Policy, Rounds
+from windtunnel.studies.fleet.clock.decision import Policy, Rounds
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site

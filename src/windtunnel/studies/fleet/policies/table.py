@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from windtunnel.studies.fleet.policies import (
-    auction,
-    edf,
-    elasticflow,
-    gandiva,
-    gavel,
-    gittins,
-    hybrid,
-    lyra,
-    optimus,
-    oversubscribe,
-    pollux,
-    queues,
-    sia,
-    srtf,
-    themis,
-    tiresias,
-)
+from windtunnel.studies.fleet.policies.beyond import hybrid, lyra, oversubscribe
+from windtunnel.studies.fleet.policies.elastic import edf, elasticflow, gavel, optimus, pollux, sia
 from windtunnel.studies.fleet.policies.kueue import fair
 from windtunnel.studies.fleet.policies.kueue import policy as kueue
+from windtunnel.studies.fleet.policies.rigid import auction, gandiva, gittins, queues, srtf, themis, tiresias
 from windtunnel.studies.fleet.policies.slurm import policy as slurm
 from windtunnel.studies.fleet.traits import Traits
 

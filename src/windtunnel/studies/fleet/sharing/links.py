@@ -18,10 +18,10 @@ from statistics import mean
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.studies.fleet.board import Board
-from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.decision import Placement
+from windtunnel.studies.fleet.clock.running import Moment, Running
 from windtunnel.studies.fleet.jobs.trace import Jobs
-from windtunnel.studies.fleet.running import Moment, Running
 from windtunnel.studies.fleet.sharing.score import Pattern, fit_of, slowdowns
 from windtunnel.studies.fleet.site import Site
 

@@ -2,7 +2,7 @@
 
 Flat arrays of `fleet/measured/chosen.py`: a record for each application and job, and beside them what
 hangs on their number. The rules are those of `fleet/measured/application.py`, `clock.py` and
-`fleet/policies/pollux.py`. Each function's `.py_func` is the same code uncompiled.
+`fleet/policies/elastic/pollux.py`. Each function's `.py_func` is the same code uncompiled.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterator
 
-from windtunnel.studies.fleet.board import Board, Move
+from windtunnel.studies.fleet.clock.board import Board, Move
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.kueue.books import Node
 from windtunnel.studies.fleet.policies.kueue.rules import Rules
 from windtunnel.studies.fleet.policies.kueue.state import ANYWHERE, Pace, State
-from windtunnel.studies.fleet.running import NS, Running
 
 CYCLE_NS = NS // 1000  # initialBackoff, between two cycles
 NO_LONGER = -1  # what is written of a job that fitted when its cycle began, in place of the GPUs that it lacks

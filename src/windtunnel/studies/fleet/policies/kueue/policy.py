@@ -20,13 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.board import Board, Move
+from windtunnel.studies.fleet.clock.board import Board, Move
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node
 from windtunnel.studies.fleet.policies.kueue.pace import paced, root_of
 from windtunnel.studies.fleet.policies.kueue.rules import Rules
 from windtunnel.studies.fleet.policies.kueue.state import ANYWHERE, Line, Pace, State
 from windtunnel.studies.fleet.policies.kueue.topology import Topology
-from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from windtunnel.studies.fleet.clock.running import Running
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Node
 from windtunnel.studies.fleet.policies.kueue.state import State
-from windtunnel.studies.fleet.running import Running
 
 LOWER = ("LowerPriority", "LowerOrNewerEqualPriority")
 FINAL, INITIAL = "LessThanOrEqualToFinalShare", "LessThanInitialShare"

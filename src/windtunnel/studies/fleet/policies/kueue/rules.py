@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.board import Board, QueuePolicy
-from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.decision import Placement
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import Rank, Running
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node, Share
 from windtunnel.studies.fleet.policies.kueue.preemption import FINAL, INITIAL, LOWER, Preemption
 from windtunnel.studies.fleet.policies.kueue.state import State
 from windtunnel.studies.fleet.policies.kueue.topology import FLAT, Topology
-from windtunnel.studies.fleet.running import Rank, Running
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.board import Board
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.running import NS, Rank, Running
 from windtunnel.studies.fleet.policies.kueue.books import Books
-from windtunnel.studies.fleet.running import NS, Rank, Running
 
 RETRY_NS = 1 * NS  # requeueBatchPeriod
 ANYWHERE = ""  # in place of a root: whatever ends, or a node that joins, may make room

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Owner, Placement
+from windtunnel.studies.fleet.clock.decision import Owner, Placement
 
 REQUIRED, PREFERRED, UNCONSTRAINED = "required", "preferred", "unconstrained"
 NODE = ("node", "hostname", "kubernetes.io/hostname")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from windtunnel.studies.fleet.board import Board, Move
-from windtunnel.studies.fleet.decision import Placement
-from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Future, Holder, Space, mask_of
+from windtunnel.studies.fleet.clock.board import Board, Move
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Future, Holder, Need, Space, Units, mask_of
 from windtunnel.studies.fleet.policies.slurm.preemption import victims
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State, state_units
-from windtunnel.studies.fleet.running import NS, Running
 
-Start = Callable[[Running, Placement, Board, State], Move]
+Start = Callable[[Running, Units, Board, State], Move]
 Preempt = Callable[[Running, Board, State], Iterator[Move]]
 
 
@@ -57,19 +56,20 @@ class Backfill:
     def _test(self, job: Running) -> Iterator[Move]:
         """A job starts, now or on what others are stopped for; else it reserves at the first time that it can."""
         units, limit_ns = self.rules.nodes_of(job, self.state.whole), self.rules.limit_ns(job)
+        need = self.rules.need(job)
         later_ns: int | None = self.now_ns
         while later_ns is not None:
             since_ns = later_ns
             among, later_ns = self.space.among(units, since_ns, since_ns + limit_ns)
-            fits = self.future.start(job.gpus, among)
+            fits = self.future.start(need, among)
             if since_ns == self.now_ns and (fits is None or fits[0] > self.now_ns):
-                stopped = victims(self.rules.cluster, job, among, self.board, self.state)
+                stopped = victims(self.rules, job, among, self.board, self.state)
                 if stopped:
                     yield from self._instead_of(job, stopped, among, limit_ns)
                     return
             if fits is None:
                 continue
-            begin_ns, placed = max(fits[0], since_ns), fits[1].choose(job.gpus, among)
+            begin_ns, placed = max(fits[0], since_ns), fits[1].choose(need, among)
             assert placed is not None
             claim = mask_of(node for node, _ in placed)
             if begin_ns <= self.now_ns and not claim & self.busy:
@@ -102,7 +102,7 @@ class Backfill:
         freed = mask_of(node for victim in stopped for node, _ in state_units(victim, self.state))
         for victim in stopped:
             yield from self.preempt(victim, self.board, self.state)
-        placed = self.state.free.choose(job.gpus, among)
+        placed = self.state.free.choose(self.rules.need(job), among)
         if placed is None:
             self.space.reserve(self.now_ns, self.now_ns + limit_ns, freed & among)
         else:
@@ -113,12 +113,12 @@ class Backfill:
         """The last in the queue that has room now: what those behind it would reserve keeps nobody from anything."""
         if self.rules.cluster.preempts_by:
             return len(self.queue) - 1
-        fit: dict[tuple[int, str], bool] = {}
+        fit: dict[tuple[Need, str], bool] = {}
         for at in range(len(self.queue) - 1, -1, -1):
             job = self.queue[at]
-            key = job.gpus, job.queue
+            key = self.rules.need(job), job.queue
             if key not in fit:
-                fit[key] = self.state.free.fits(job.gpus, self.rules.nodes_of(job, self.state.whole))
+                fit[key] = self.state.free.fits(key[0], self.rules.nodes_of(job, self.state.whole))
             if fit[key] and not job.placement:
                 return at
         return -1

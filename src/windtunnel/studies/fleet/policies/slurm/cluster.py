@@ -19,6 +19,7 @@ class Limits:
     account_gpus: int | None = None
     account_jobs: int | None = None
     job_gpus: int | None = None
+    of: Mapping[str, Limits] = field(default_factory=dict, hash=False)  # of slices by profile, of `shard` and `mps`
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,9 @@ class Cluster:
 
     nodes: int = 0
     per_node: int = 0
+    gpu: str = "gpu"
+    divided: tuple[Mapping[str, int], ...] = ()  # of each node, the slices of MIG into which some GPUs are cut
+    shares: int = 0  # shards of a GPU
     cpus: int = 0  # of all nodes
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     default_partition: str = ""

@@ -1,13 +1,15 @@
-"""Slurm's own files: slurm.conf, and what `sacctmgr -P show qos` and `sacctmgr -P show assoc` print.
+"""Slurm's own files: slurm.conf, gres.conf, and what `sacctmgr -P show qos` and `sacctmgr -P show assoc` print.
 
 Files are told apart by what is in them. Units: times are Slurm's ([days-]HH:MM:SS, minutes, or seconds where its page
-says so), TRES are `gres/gpu=8` (other resources set no limit here, and are named by nobody). Nodes without GPUs are
-left out. Source: slurm.conf(5), sacctmgr(1) of 22.05.
+says so), TRES are `gres/gpu=8`, of which a slice of MIG is one, `gres/gpu:a100_3g.20gb=2`, `gres/shard` and `gres/mps`
+(other resources set no limit here, and are named by nobody). Nodes without GPUs are left out. Types of GPUs that
+gres.conf names stand in place of slurm.conf's. Source: slurm.conf(5), gres.conf(5), sacctmgr(1) of 22.05.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.table import read_table
+from windtunnel.studies.fleet.parts.profile import cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
     PREEMPT_OFF,
@@ -30,7 +33,8 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
 
 INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
 SETTING = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
-GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[^=:,(]+)?[:=](\d+)")
+GRES = re.compile(r"(?:^|,)(?:gres/)?(gpu|shard|mps)(?::([^=:,(]+))?[:=](\d+)")
+SLICE = re.compile(r"\d+g\.\d+gb")  # MIG's names of its parts, such as a100_3g.20gb
 RANGE = re.compile(r"([^\[\],]*)\[([\d,-]+)\]([^\[\],]*)")
 SPAN = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 MODES = (REQUEUE, CANCEL, SUSPEND)
@@ -46,15 +50,22 @@ PARAMETERS = {
     "bf_min_age_reserve": ("reserved_after_s", 1.0),
     "default_queue_depth": ("main_depth", 1.0),
 }
+ASSOC_TRES = {"gpus": ("GrpTRES",), "job_gpus": ("MaxTRES", "MaxTRESPerJob")}
+QOS_TRES = {
+    **ASSOC_TRES, "user_gpus": ("MaxTRESPU", "MaxTRESPerUser"), "account_gpus": ("MaxTRESPA", "MaxTRESPerAccount"),
+}  # fmt: skip
 FLAGS = {"defer": "deferred", "bf_one_resv_per_job": ""}
 
 
-def read_cluster(paths: Sequence[Path]) -> Cluster:
-    """A cluster from its files: slurm.conf, and what sacctmgr shows. Raises InputFileError."""
+def read_cluster(paths: Sequence[Path], gpu: str = "gpu") -> Cluster:
+    """A cluster from its files: slurm.conf, gres.conf, and what sacctmgr shows. Raises InputFileError."""
     cluster = Cluster()
+    devices = [words for path in paths if _is_gres(path) for words in _lines(path)]
     for path in sorted(paths, key=lambda path: _is_table(path)):
+        if _is_gres(path):
+            continue
         if not _is_table(path):
-            cluster = read_conf(path)
+            cluster = read_conf(path, gpu, devices)
             continue
         table = read_table(path, delimiter="|")
         rows = [row for _, row in table.rows()]
@@ -73,14 +84,36 @@ def _is_table(path: Path) -> bool:
     return "|" in first and "=" not in first
 
 
-def read_conf(path: Path) -> Cluster:
+def _is_gres(path: Path) -> bool:
+    return not _is_table(path) and any(words.keys() & {"name", "autodetect"} for words in _lines(path))
+
+
+def _gres(text: str, node: str, devices: Sequence[Mapping[str, str]]) -> Counter[str]:
+    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`. `devices`: the lines of gres.conf."""
+    own = [words for words in devices if "name" in words and node in hosts(words.get("nodename", node))]
+    typed = [
+        (words["name"].lower(), words.get("type", ""), words.get("count") or len(hosts(words.get("file", "x"))))
+        for words in own
+    ]
+    named = {name for name, kind, _ in typed if kind or name == "shard"}
+    rows = [row for row in GRES.findall(text) if row[0] not in named]
+    counts = Counter[str]()
+    for name, kind, count in [*rows, *(row for row in typed if row[0] in named)]:
+        profile = SLICE.search(kind)
+        counts[profile[0] if profile else name] += int(count)
+    return counts
+
+
+def read_conf(path: Path, gpu: str = "gpu", devices: Sequence[Mapping[str, str]] = ()) -> Cluster:
     """A cluster from slurm.conf. Raises InputFileError for one without nodes of GPUs, or of unlike ones."""
     settings: dict[str, str] = {}
     nodes: dict[str, tuple[int, int]] = {}  # GPUs and CPUs
+    has: dict[str, Counter[str]] = {}
     partitions: list[dict[str, str]] = []
     sets: dict[str, dict[str, str]] = {}
     features: dict[str, list[str]] = {}
     usual: dict[str, dict[str, str]] = {"nodename": {}, "partitionname": {}}
+    shares = 0
     for words in _lines(path):
         kind = next(iter(words))
         if kind == "nodeset":
@@ -91,8 +124,11 @@ def read_conf(path: Path) -> Cluster:
             usual[kind] |= words
         elif kind == "nodename":
             entry = usual[kind] | words
-            each = sum(int(count) for count in GPUS.findall(entry.get("gres", ""))), _cpus(entry)
-            nodes |= dict.fromkeys(hosts(entry[kind]), each)
+            for host in hosts(entry[kind]):
+                counts = has[host] = _gres(entry.get("gres", ""), host, devices)
+                whole, shards, _ = (counts.pop(each, 0) for each in ("gpu", "shard", "mps"))
+                nodes[host] = whole + cuts_of(counts, gpu)[1], _cpus(entry)
+                shares = max(shares, shards // max(whole, 1))
             for feature in filter(None, entry.get("feature", entry.get("features", "")).split(",")):
                 features.setdefault(feature, []).extend(hosts(entry[kind]))
             if len(nodes) > NODES_MOST:
@@ -103,8 +139,8 @@ def read_conf(path: Path) -> Cluster:
     sizes = {nodes[name][0] for name in reversed(names)}
     if len(sizes) != 1:
         kinds = {size: [name for name in names if nodes[name][0] == size] for size in sorted(sizes)}
-        counts = ", ".join(f"{len(of)} of {size} GPUs ({of[0]}, ...)" for size, of in kinds.items())
-        wrong = f"has unlike nodes: {counts}" if sizes else "names no node with Gres=gpu:N"
+        alike = ", ".join(f"{len(of)} of {size} GPUs ({of[0]}, ...)" for size, of in kinds.items())
+        wrong = f"has unlike nodes: {alike}" if sizes else "names no node with Gres=gpu:N"
         remedy = "keep the NodeName lines of one kind, and its jobs with --where queue=PARTITION"
         raise InputFileError(path, wrong, remedy if sizes else "give the file that has the NodeName lines")
     bit = {name: 1 << at for at, name in enumerate(names)}
@@ -122,6 +158,9 @@ def read_conf(path: Path) -> Cluster:
         nodes=len(names),
         names=tuple(names),
         per_node=sizes.pop(),
+        gpu=gpu,
+        divided=tuple(has[name] for name in names) if any(has[name] for name in names) else (),
+        shares=shares,
         cpus=sum(nodes[name][1] for name in names),
         partitions={partition.name: partition for partition in partition_list},
         default_partition=default or (partition_list[0].name if partition_list else ""),
@@ -193,14 +232,11 @@ def _partition(words: Mapping[str, str], bit: Mapping[str, int], groups: Mapping
 
 
 def _qos(row: Mapping[str, str]) -> Qos:
-    limits = Limits(
-        gpus=_gpus(row, "GrpTRES"),
+    limits = replace(
+        _limits(row, QOS_TRES),
         jobs=_count(row, "GrpJobs"),
-        user_gpus=_gpus(row, "MaxTRESPU", "MaxTRESPerUser"),
         user_jobs=_count(row, "MaxJobsPU", "MaxJobsPerUser"),
-        account_gpus=_gpus(row, "MaxTRESPA", "MaxTRESPerAccount"),
         account_jobs=_count(row, "MaxJobsPA", "MaxJobsPerAccount"),
-        job_gpus=_gpus(row, "MaxTRES", "MaxTRESPerJob"),
     )
     return Qos(
         row["Name"],
@@ -213,12 +249,7 @@ def _qos(row: Mapping[str, str]) -> Qos:
 
 
 def _association(row: Mapping[str, str]) -> Association:
-    limits = Limits(
-        gpus=_gpus(row, "GrpTRES"),
-        jobs=_count(row, "GrpJobs"),
-        user_jobs=_count(row, "MaxJobs"),
-        job_gpus=_gpus(row, "MaxTRES", "MaxTRESPerJob"),
-    )
+    limits = replace(_limits(row, ASSOC_TRES), jobs=_count(row, "GrpJobs"), user_jobs=_count(row, "MaxJobs"))
     share = row.get("Share", "1")
     parent = row.get("ParentName", "")
     return Association(
@@ -230,7 +261,7 @@ def _weights(settings: Mapping[str, str]) -> Weights:
     def weight(name: str) -> float:
         return float(_whole(settings.get(f"priorityweight{name}", ""), 0))
 
-    tres = GPUS.search(settings.get("priorityweighttres", "").lower())
+    tres = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", settings.get("priorityweighttres", "").lower())
     return Weights(
         weight("age"),
         weight("fairshare"),
@@ -259,12 +290,21 @@ def _cpus(words: Mapping[str, str]) -> int:
     return counts[0] * counts[1] * counts[2]
 
 
-def _gpus(row: Mapping[str, str], *names: str) -> int | None:
-    """GPUs that a list of TRES says under the first of these names that is there."""
-    text = next((row[name] for name in names if row.get(name)), "")
-    counts = [int(count) for count in re.findall(r"gres/gpu=(\d+)", text)]
-    counts = counts or [int(count) for count in re.findall(r"gres/gpu:[^=,]+=(\d+)", text)]
-    return sum(counts) if counts else None
+def _limits(row: Mapping[str, str], columns: Mapping[str, Sequence[str]]) -> Limits:
+    """What TRES say under the first of a limit's columns that is there: of all GPUs, else their types; of parts."""
+    of: dict[str, Limits] = {"gpu": Limits()}
+    for limit, names in columns.items():
+        whole: dict[str, int] = {}  # by type
+        for name, kind, count in GRES.findall(next((row[name] for name in names if row.get(name)), "")):
+            profile = SLICE.search(kind)
+            if profile or name != "gpu":
+                part = profile[0] if profile else name
+                of[part] = replace(of.get(part, Limits()), **{limit: int(count)})  # type: ignore[arg-type]
+            else:
+                whole[kind] = int(count)
+        if whole:
+            of["gpu"] = replace(of["gpu"], **{limit: whole.get("", sum(whole.values()))})  # type: ignore[arg-type]
+    return replace(of.pop("gpu"), of=of)
 
 
 def _count(row: Mapping[str, str], *names: str) -> int | None:

@@ -11,8 +11,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.parts.profile import Part
 
+Need = int | tuple[Part, int]  # GPUs, or so many parts
+Units = tuple[tuple[int, Need], ...]  # (node, what is held of it); of a share its GPU (`gres.py`)
 S_NS = 1_000_000_000
 BATCH_S = 30  # running jobs that end so close together go at once when a start is foreseen; twice as much each time
 
@@ -62,13 +64,15 @@ class Free:
                 self.at_least[size] &= ~bit
         self.gpus[node] = count
 
-    def add(self, placement: Placement, sign: int = 1) -> None:
-        """GPUs of a placement are free, or taken."""
-        for node, count in placement:
+    def add(self, units: Units, sign: int = 1) -> None:
+        """What a job holds is free, or taken."""
+        for node, count in units:
+            assert isinstance(count, int), "parts are of `Gres`"
             self.set(node, self.gpus[node] + sign * count)
 
-    def fits(self, gpus: int, among: int) -> bool:
+    def fits(self, gpus: Need, among: int) -> bool:
         """Whether a job fits on some of these nodes."""
+        assert isinstance(gpus, int), "parts are of `Gres`"
         whole, rest = divmod(gpus, self.per_node)
         idle = (self.at_least[self.per_node] & among).bit_count() if whole else 0
         if idle < whole:
@@ -78,18 +82,19 @@ class Free:
         some = (self.at_least[rest] & among).bit_count()
         return some > whole if whole else some > 0
 
-    def choose(self, gpus: int, among: int) -> Placement | None:
+    def choose(self, gpus: Need, among: int) -> Units | None:
         """Where a job goes among these nodes, or None."""
         if not self.fits(gpus, among):
             return None
+        assert isinstance(gpus, int), "parts are of `Gres`"
         whole, rest = divmod(gpus, self.per_node)
-        nodes = _neighbours(self.at_least[self.per_node] & among, whole) if whole else []
+        nodes = neighbours(self.at_least[self.per_node] & among, whole) if whole else []
         placement = tuple((node, self.per_node) for node in nodes)
         if not rest:
             return placement
-        return (*placement, (self._part_of_a_node(rest, among & ~mask_of(nodes)), rest))
+        return (*placement, (self.fullest(rest, among & ~mask_of(nodes)), rest))
 
-    def _part_of_a_node(self, rest: int, among: int) -> int:
+    def fullest(self, rest: int, among: int) -> int:
         """The node for less than a node."""
         best: tuple[int, int] | None = None
         chosen = -1
@@ -112,7 +117,7 @@ def _runs(mask: int) -> Iterator[tuple[int, int]]:
         mask &= ~(((1 << length) - 1) << first)
 
 
-def _neighbours(mask: int, count: int) -> list[int]:
+def neighbours(mask: int, count: int) -> list[int]:
     """So many nodes of a mask."""
     runs = list(_runs(mask))
     nodes: list[int] = []
@@ -131,7 +136,7 @@ class Holder:
     """A running job as its limit tells: until when, and where."""
 
     end_ns: int
-    placement: Placement
+    units: Units
     nodes: int
 
 
@@ -143,7 +148,7 @@ class Future:
         self.holders = sorted(holders, key=lambda holder: holder.end_ns)
         self.known: dict[int, tuple[list[tuple[int, Free]], Iterator[tuple[int, Free]]]] = {}
 
-    def start(self, gpus: int, among: int) -> tuple[int, Free] | None:
+    def start(self, gpus: Need, among: int) -> tuple[int, Free] | None:
         """(time, what is free then) of the first moment when it fits on these nodes; None: never."""
         if self.free.fits(gpus, among):
             return self.now_ns, self.free
@@ -178,7 +183,7 @@ class Future:
                 last_ns = holder.end_ns
                 if barrier_ns < 0:
                     barrier_ns = last_ns + (window_ns - last_ns % window_ns if window_ns else 0)
-                free.add(holder.placement)
+                free.add(holder.units)
                 if at < len(ends) and ends[at].end_ns > barrier_ns + window_ns:
                     break
             if last_ns < 0:

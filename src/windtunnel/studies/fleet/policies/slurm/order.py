@@ -16,8 +16,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster
-from windtunnel.studies.fleet.running import NS, Running
 
 Key = tuple[str, str]  # account, user
 
@@ -133,6 +133,7 @@ class Factors:
     most_qos: float
     most_association: float
     association: Mapping[Key, Association]
+    unit: int  # in which jobs count GPUs
 
     def priority(self, job: Running, now_ns: int, fair: Mapping[Key, float]) -> float:
         """By priority/multifactor; without it what the log says."""
@@ -158,18 +159,18 @@ class Factors:
             own = self.association.get((owner.account, owner.user))
             value += weights.association * (own.priority if own else 0) / self.most_association
         if weights.gpus:
-            value += weights.gpus * job.gpus / (cluster.nodes * cluster.per_node)
+            value += weights.gpus * job.gpus / (cluster.nodes * cluster.per_node * self.unit)
         return float(max(int(value), 1))
 
     def _size(self, job: Running) -> float:
         cluster = self.cluster
-        share = -(-job.gpus // cluster.per_node) / cluster.nodes
+        share = -(-job.gpus // (cluster.per_node * self.unit)) / cluster.nodes
         if job.owner.cpus and cluster.cpus:
             share = (share + job.owner.cpus / cluster.cpus) / 2
         return min(max(1 - share if cluster.favours_small else share, 0.0), 1.0)
 
 
-def factors_of(cluster: Cluster) -> Factors:
+def factors_of(cluster: Cluster, unit: int) -> Factors:
     """The factors of a cluster."""
     return Factors(
         cluster,
@@ -177,4 +178,5 @@ def factors_of(cluster: Cluster) -> Factors:
         max((qos.priority for qos in cluster.qos.values()), default=0),
         max((association.priority for association in cluster.associations), default=0),
         {(association.account, association.user): association for association in cluster.associations},
+        unit,
     )

@@ -26,19 +26,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank
-from windtunnel.studies.fleet.decision import EMPTY, Placement
+from windtunnel.studies.fleet.clock.board import Board, Move, by_rank
+from windtunnel.studies.fleet.clock.decision import EMPTY, Placement
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import NS, Rank, Running
+from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
-from windtunnel.studies.fleet.policies.slurm.cluster import (
-    CANCEL,
-    REQUEUE,
-)
-from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, bits
+from windtunnel.studies.fleet.policies.slurm.cluster import CANCEL, REQUEUE
+from windtunnel.studies.fleet.policies.slurm.gres import Gres, on_board
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, Units, bits
 from windtunnel.studies.fleet.policies.slurm.preemption import mode_of, victims
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State
 from windtunnel.studies.fleet.policies.slurm.whole import LEAST, can_run, run_whole
-from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 if TYPE_CHECKING:
@@ -125,10 +125,13 @@ class Slurm(Rules, QueuePolicy):
         now_ns = board.moment.ns
         state: State | None = board.memory
         if state is None:
-            free = list(board.free) if self.per_node else [1] * board.whole_gpus
-            state = board.memory = State(Free(free, self.per_node or 1))
+            if self.unit > 1:
+                free: Free = Gres(self.cluster, len(board.free), self.per_node)
+            else:
+                free = Free(list(board.free) if self.per_node else [1] * board.whole_gpus, self.per_node or 1)
+            state = board.memory = State(free)
             for job in board.running.values():
-                units = job.placement if self.per_node else state.free.choose(job.gpus, (1 << board.whole_gpus) - 1)
+                units = job.placement if self.per_node else state.free.choose(self.need(job), state.whole)
                 assert units is not None
                 self._take(job, job.placement, units, state)
                 if not self.per_node:
@@ -166,8 +169,8 @@ class Slurm(Rules, QueuePolicy):
                 continue
             _, _, units = state.placed.pop(job.index)
             state.doomed.pop(job.index, None)
-            for name, _, _ in self.limits(job):
-                state.gpus[name] -= job.gpus
+            for name, count, _, _ in self.limits(job):
+                state.gpus[name] -= count
                 state.jobs[name] -= 1
             if completing_s:
                 state.completing.append((now_ns + round(completing_s * NS), units))
@@ -179,24 +182,28 @@ class Slurm(Rules, QueuePolicy):
         """What is free, where something has changed."""
         if not self.per_node:
             self._count(board, state)
-        elif board.touched:
+        elif board.touched and self.unit == 1:
             completing: dict[int, int] = {}
-            for _, placement in state.completing:
-                for node, count in placement:
-                    completing[node] = completing.get(node, 0) + count
+            for node, count in self._completing(state):
+                completing[node] = completing.get(node, 0) + count
             for node in board.touched:
                 state.free.set(node, board.free[node] - completing.get(node, 0))
         board.touched.clear()
 
-    def _free(self, units: Placement, board: Board, state: State) -> None:
-        if self.per_node:
+    def _completing(self, state: State) -> Iterator[tuple[int, int]]:
+        """What is not free yet of whole GPUs."""
+        for _, units in state.completing:
+            yield from ((node, count) for node, count in units if isinstance(count, int))
+
+    def _free(self, units: Units, board: Board, state: State) -> None:
+        if self.per_node and self.unit == 1:
             board.touched.update(node for node, _ in units)
         else:
             state.free.add(units)
 
     def _count(self, board: Board, state: State) -> None:
         """Units that are gone or back, where GPUs are a count."""
-        completing = sum(count for _, placement in state.completing for _, count in placement)
+        completing = sum(count for _, count in self._completing(state))
         usable = state.free.at_least[1].bit_count()
         missing = usable + completing - board.free_gpus
         if missing > 0:
@@ -209,11 +216,11 @@ class Slurm(Rules, QueuePolicy):
             for node in [node for node in gone_before if node not in in_use][:-missing]:
                 state.free.set(node, 1)
 
-    def _take(self, job: Running, placement: Placement, units: Placement, state: State) -> None:
+    def _take(self, job: Running, placement: Placement, units: Units, state: State) -> None:
         state.placed[job.index] = job, placement, units
         state.preempting.discard(job.index)
-        for name, _, _ in self.limits(job):
-            state.gpus[name] = state.gpus.get(name, 0) + job.gpus
+        for name, count, _, _ in self.limits(job):
+            state.gpus[name] = state.gpus.get(name, 0) + count
             state.jobs[name] = state.jobs.get(name, 0) + 1
 
     # Order and limits
@@ -241,13 +248,13 @@ class Slurm(Rules, QueuePolicy):
             units = self.nodes_of(job, whole)
             if name in stopped or not self.allowed(job, state):
                 continue
-            placed = state.free.choose(job.gpus, units & ~blocked)
+            placed = state.free.choose(self.need(job), units & ~blocked)
             if placed is not None:
                 yield self.start(job, placed, board, state)
                 continue
-            for victim in victims(self.cluster, job, units & ~blocked, board, state):
+            for victim in victims(self, job, units & ~blocked, board, state):
                 yield from self.preempt(victim, board, state)
-            placed = state.free.choose(job.gpus, units & ~blocked) if job.index in state.preempting else None
+            placed = state.free.choose(self.need(job), units & ~blocked) if job.index in state.preempting else None
             if placed is not None:
                 yield self.start(job, placed, board, state)
                 continue
@@ -258,9 +265,14 @@ class Slurm(Rules, QueuePolicy):
             if blocked == whole:
                 return
 
-    def start(self, job: Running, units: Placement, board: Board, state: State) -> Move:
+    def start(self, job: Running, units: Units, board: Board, state: State) -> Move:
         """A job starts on units."""
-        placement = units if self.per_node else board.gang(job.gpus, 0)
+        if isinstance(board, BoardOfParts):
+            placement: Placement | None = on_board(job, units, board, self.cluster)
+        elif self.per_node:
+            placement = tuple((node, count * self.unit) for node, count in units if isinstance(count, int))
+        else:
+            placement = board.gang(job.gpus, 0)
         assert placement is not None
         self._take(job, placement, units, state)
         state.free.add(units, -1)
@@ -293,15 +305,9 @@ def _make(site: Site, options: Options) -> Slurm:
     cluster = site.slurm_cluster
     if options.pool and cluster.partitions:
         raise SpecError("--placement", "pool", "leave it out: partitions of slurm.conf are of nodes")
-    policy = Slurm(0 if options.pool else site.per_node, cluster=cluster)
+    policy = Slurm(0 if options.pool else site.per_node // site.unit, site.unit, cluster=cluster)
     settings = {name: type(getattr(policy, name))(value) for name, value in cluster.settings.items()}
     return replace(policy, **settings)
 
 
-POLICY = Traits(
-    name="slurm",
-    asks="lines",
-    priorities=True,
-    make=_make,
-    capacity=FAILING,
-)
+POLICY = Traits(name="slurm", asks="lines", priorities=True, make=_make, capacity=FAILING, parts=True)

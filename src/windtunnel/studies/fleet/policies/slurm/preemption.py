@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.fleet.board import Board
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Cluster
 from windtunnel.studies.fleet.policies.slurm.nodes import mask_of
+from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State, state_units
-from windtunnel.studies.fleet.running import NS, Running
 
 REORDERS = 2  # of candidates: the first, and preempt_reorder_count of 1
 
 
-def victims(cluster: Cluster, job: Running, among: int, board: Board, state: State) -> list[Running]:
+def victims(rules: Rules, job: Running, among: int, board: Board, state: State) -> list[Running]:
     """The jobs that are stopped for this one; none where it may not, or where stopping all would not do."""
+    cluster = rules.cluster
     if not cluster.preempts_by or job.index in state.preempting:
         return []
     candidates = [other for other in board.running.values() if _may_stop(cluster, job, other, board, state)]
@@ -26,7 +28,7 @@ def victims(cluster: Cluster, job: Running, among: int, board: Board, state: Sta
         for other in candidates:
             free.add(state_units(other, state))
             removed.append(other)
-            placed = free.choose(job.gpus, among)
+            placed = free.choose(rules.need(job), among)
             if placed is not None:
                 break
         if placed is None:

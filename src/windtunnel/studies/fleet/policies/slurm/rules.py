@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Limits
+from windtunnel.studies.fleet.policies.slurm.nodes import Need
 from windtunnel.studies.fleet.policies.slurm.order import Factors, Key, factors_of, levels
 from windtunnel.studies.fleet.policies.slurm.state import State
-from windtunnel.studies.fleet.running import NS, Running
 
 YEAR_S = 365 * 86_400.0
 BATCH_S = 30.0
-Held = tuple[str, int | None, int | None]  # what is counted, and the most GPUs and jobs of it
+Held = tuple[str, int, int | None, int | None]  # what is counted, how many a job has, the most of it and of its jobs
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Rules:
     """`per_node` 0: GPUs are a count."""
 
     per_node: int
+    unit: int = 1  # in which jobs count GPUs, of a GPU
     backfill_interval_s: float = 30.0
     resolution_s: float = 60.0
     window_s: float = 86_400.0
@@ -41,7 +44,7 @@ class Rules:
 
     @cached_property
     def _factors(self) -> Factors:
-        return factors_of(self.cluster)
+        return factors_of(self.cluster, self.unit)
 
     @cached_property
     def _levels(self) -> dict[str, int]:
@@ -74,16 +77,18 @@ class Rules:
         """What a job counts against."""
         if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
             return []
-        owner, budgets = job.owner, list[Held]()
+        owner, budgets, counts = job.owner, list[Held](), self._tres(job)
 
-        def add(prefix: str, limits: Limits) -> None:
+        def add(prefix: str, limits: Limits, count: int = counts.get("gpu", 0)) -> None:
             for name, gpus, jobs in (
                 (prefix, limits.gpus, limits.jobs),
                 (f"{prefix} user {owner.user}", limits.user_gpus, limits.user_jobs),
                 (f"{prefix} account {owner.account}", limits.account_gpus, limits.account_jobs),
             ):
                 if gpus is not None or jobs is not None:
-                    budgets.append((name, gpus, jobs))
+                    budgets.append((name, count, gpus, jobs))
+            for kind in limits.of.keys() & counts.keys():
+                add(f"{prefix} {kind}", limits.of[kind], counts[kind])
 
         qos = self.cluster.qos.get(owner.qos)
         if qos is not None:
@@ -98,17 +103,34 @@ class Rules:
         while account in self._accounts and account not in seen:
             seen.add(account)
             limits = self._accounts[account].limits
-            add(f"account {account}", Limits(gpus=limits.gpus, jobs=limits.jobs))
+            add(f"account {account}", Limits(gpus=limits.gpus, jobs=limits.jobs, of=limits.of))
             account = self._accounts[account].parent
         return budgets
 
     def allowed(self, job: Running, state: State) -> bool:
         """Whether limits let it run now."""
         return all(
-            (gpus is None or state.gpus.get(name, 0) + job.gpus <= gpus)
+            (gpus is None or state.gpus.get(name, 0) + count <= gpus)
             and (jobs is None or state.jobs.get(name, 0) < jobs)
-            for name, gpus, jobs in self.limits(job)
+            for name, count, gpus, jobs in self.limits(job)
         )
+
+    def need(self, job: Running) -> Need:
+        """What it asks for."""
+        return job.gpus // self.unit if job.part is None else (job.part, job.gpus // job.part.units)
+
+    @cached_property
+    def _profiles(self) -> dict[Part, str]:
+        return {part: name for name, part in profiles_of(self.cluster.gpu).items()}
+
+    def _tres(self, job: Running) -> dict[str, int]:
+        """What it counts of gres/gpu, of which a slice is one, of slices of its profile, and of shard and mps."""
+        part, need = job.part, self.need(job)
+        if isinstance(need, int) or part is None:
+            return {"gpu": job.gpus // self.unit}
+        if part.slices:
+            return {"gpu": need[1], self._profiles[part]: need[1]}
+        return {"shard": round(part.units * self.cluster.shares / UNITS) * need[1], "mps": part.units // 10 * need[1]}
 
     def nodes_of(self, job: Running, whole: int) -> int:
         """Units of all that it may be given, as bits."""

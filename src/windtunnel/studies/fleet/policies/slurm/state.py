@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.decision import Placement
-from windtunnel.studies.fleet.policies.slurm.nodes import Free
+from windtunnel.studies.fleet.clock.decision import Placement
+from windtunnel.studies.fleet.clock.running import Running
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Units
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
-from windtunnel.studies.fleet.running import Running
 
 
 @dataclass
@@ -15,8 +15,8 @@ class State:
     """What Slurm remembers between decisions. Units are nodes; GPUs where these are a count."""
 
     free: Free
-    placed: dict[int, tuple[Running, Placement, Placement]] = field(default_factory=dict)  # on the board, in units
-    completing: list[tuple[int, Placement]] = field(default_factory=list)
+    placed: dict[int, tuple[Running, Placement, Units]] = field(default_factory=dict)  # on the board, in units
+    completing: list[tuple[int, Units]] = field(default_factory=list)
     gpus: dict[str, int] = field(default_factory=dict)  # held, by what limits count
     jobs: dict[str, int] = field(default_factory=dict)
     fairness: Fairness = field(default_factory=Fairness)
@@ -35,6 +35,6 @@ class State:
         return (1 << len(self.free.gpus)) - 1
 
 
-def state_units(job: Running, state: State) -> Placement:
+def state_units(job: Running, state: State) -> Units:
     """Where a running job is, in units."""
     return state.placed[job.index][2]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
-from windtunnel.studies.fleet.running import NS, Running
 
 if TYPE_CHECKING:
     from windtunnel.physics.engine.compiled.arrays import Array
@@ -29,6 +29,7 @@ def can_run(policy: Rules, jobs: list[Running]) -> bool:
     cluster = policy.cluster
     return (
         policy.per_node > 0
+        and policy.unit == 1
         and not cluster.preempts_by
         and not (policy.main_interval_s or policy.main_phase_s or policy.backfill_phase_s)
         and not (policy.deferred and policy.recalculates)
@@ -87,7 +88,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
     caps = [
         [counters[name], *(-1 if most is None else most for most in mosts)]
         for group in of_group
-        for name, *mosts in group
+        for name, _, *mosts in group
     ]
     per_node, cluster = policy.per_node, policy.cluster
     users, lines, kinds = (int(table[row].max()) + 1 for row in (places.USER, places.LINE, places.KIND))

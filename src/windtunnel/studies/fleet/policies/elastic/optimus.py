@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, Snapshot
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 

@@ -12,8 +12,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank, next_in_queue
-from windtunnel.studies.fleet.running import Rank, Running
+from windtunnel.studies.fleet.clock.board import Board, Move, by_rank, next_in_queue
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 
@@ -127,10 +128,5 @@ class Order:
 
 
 POLICY = Traits(
-    name="srtf",
-    asks="lines",
-    make=lambda site, options: Srtf(),
-    measured="each",
-    capacity=FAILING,
-    parts=True,
+    name="srtf", asks="lines", make=lambda site, options: Srtf(), measured="each", capacity=FAILING, parts=True
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.studies.fleet.decision import Decision, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, Snapshot
 from windtunnel.studies.fleet.kinds.programs import shares
 from windtunnel.studies.fleet.kinds.work import capacity_of, decision
 from windtunnel.studies.fleet.traits import FAILING, Traits

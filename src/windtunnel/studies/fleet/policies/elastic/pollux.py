@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.studies.fleet.decision import Decision, Placement, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, Placement, Snapshot
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 RESTART_S = 30.0

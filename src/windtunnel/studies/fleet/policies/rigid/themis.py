@@ -2,7 +2,7 @@
 
 rho = (time in the system so far + time still needed on its GPUs) / time alone on 1/N of the cluster, N jobs now. Each
 round the jobs with the largest rho run first; ties by submission. The paper's auction, which needs jobs that can run
-on fewer GPUs than they ask for, is `policies/auction.py`.
+on fewer GPUs than they ask for, is `auction.py`.
 Source: K. Mahajan et al., "Themis", NSDI 2020.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot, all_that_fit
+from windtunnel.studies.fleet.clock.decision import Decision, JobView, Snapshot, all_that_fit
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 
@@ -22,7 +22,7 @@ class Themis:
         """Jobs need `remaining_s`."""
         share = max(snapshot.capacity / max(len(snapshot.jobs), 1), 1.0)
 
-        def rho(job: JobState) -> float:
+        def rho(job: JobView) -> float:
             left_s = job.remaining_s or 0.0
             alone_s = (job.executed_s + left_s) * max(job.gpus / share, 1.0)
             return (snapshot.now_s - job.submit_s + left_s) / max(alone_s, 1e-9)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, JobView, Snapshot
 from windtunnel.studies.fleet.kinds.programs import choices
 from windtunnel.studies.fleet.kinds.work import capacity_of, decision
 from windtunnel.studies.fleet.traits import FAILING, Traits
@@ -47,7 +47,7 @@ class Sia:
         }
         return decision(snapshot, chosen, self.kinds, self.per_node)
 
-    def _columns(self, job: JobState, capacity: dict[str, int]) -> list[tuple[str, int]]:
+    def _columns(self, job: JobView, capacity: dict[str, int]) -> list[tuple[str, int]]:
         rates = job.work.rates
         return [
             (kind, gpus)
@@ -56,7 +56,7 @@ class Sia:
             if rate > 0 and gpus <= most and is_valid_shape(gpus, self.per_node)
         ]
 
-    def _costs(self, job: JobState, columns: list[tuple[str, int]], now_s: float) -> list[float]:
+    def _costs(self, job: JobView, columns: list[tuple[str, int]], now_s: float) -> list[float]:
         if not columns:
             return []
         rates = job.work.rates

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, JobView, Snapshot
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 SOON_S = 1e-6  # a lease that ends within this has ended: clocks round to nanoseconds
@@ -83,7 +83,7 @@ class Auction:
         )
 
     def _auction(
-        self, jobs: Sequence[JobState], leased: Mapping[int, int], offered: int, snapshot: Snapshot, auctions: int
+        self, jobs: Sequence[JobView], leased: Mapping[int, int], offered: int, snapshot: Snapshot, auctions: int
     ) -> dict[int, int]:
         """GPUs that each job gets of those offered."""
         share = max(snapshot.capacity / len(jobs), 1.0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.model.architecture import Model
     from windtunnel.studies.fleet.jobs.trace import Jobs
     from windtunnel.studies.fleet.site import Site
-    from windtunnel.studies.fleet.tables import Speeds
+    from windtunnel.studies.fleet.speeds.tables import Speeds
 
 DEGREES = ("tp", "pp", "cp", "ep")  # columns of the trace that say how a job is laid out; else data-parallel
 Layout = tuple[tuple[str, int], ...]  # fields of a plan
@@ -72,7 +72,7 @@ def predicted_speeds(notes: Notes | None = None) -> Speeds:
 
     What it returns raises UserError for a job that does not say enough. `notes`: of the models that it is asked about.
     """
-    from windtunnel.studies.fleet.tables import sizes
+    from windtunnel.studies.fleet.speeds.tables import sizes
 
     def speeds(jobs: Jobs, index: int, kind: str, per_node: int, most: int) -> Mapping[int, float]:
         if not _says_enough(jobs, index):

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.clock.decision import Decision, JobView, Snapshot
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 QUANTUM_GPU_S = 3250.0
@@ -55,7 +55,7 @@ class Gittins:
         """Order by G, ties by submission; whatever fits runs."""
         step = self.quantum_gpu_s / 16
 
-        def rank(job: JobState) -> float:
+        def rank(job: JobView) -> float:
             at = int(job.gpu_seconds // step)
             if at not in self._known:
                 self._known[at] = index(self.sample, at * step, self.quantum_gpu_s, as_coded=self.as_coded)
@@ -73,10 +73,4 @@ class Gittins:
         return Decision(gpus, wake_s=wake_s)
 
 
-POLICY = Traits(
-    name="gittins",
-    asks="all",
-    make=lambda site, options: Gittins(),
-    measured="each",
-    capacity=FAILING,
-)
+POLICY = Traits(name="gittins", asks="all", make=lambda site, options: Gittins(), measured="each", capacity=FAILING)

@@ -9,11 +9,11 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.files.document import own_document
+from windtunnel.studies.fleet.clock.work import Scaling
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Tables
-from windtunnel.studies.fleet.work import Scaling
+from windtunnel.studies.fleet.speeds.tables import Tables
 
 LARGEST = 64  # GPUs of one job
 SETTINGS = Path(__file__).parent / "scaling.yaml"

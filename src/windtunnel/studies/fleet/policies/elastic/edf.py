@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
-from windtunnel.studies.fleet.scaling import slot_of
+from windtunnel.studies.fleet.clock.decision import Decision, JobView, Snapshot
+from windtunnel.studies.fleet.speeds.scaling import slot_of
 from windtunnel.studies.fleet.traits import Traits
 
 
@@ -22,7 +22,7 @@ class Edf:
     slot_s: float = 60.0
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Jobs need `work` with `levels` (`work.py`, Scaling)."""
+        """Jobs need `work` with `levels` (`clock/work.py`, Scaling)."""
         free = snapshot.capacity
         gpus: dict[int, int] = {}
         for job in sorted(snapshot.jobs, key=by_deadline):
@@ -32,7 +32,7 @@ class Edf:
         return Decision({index: count for index, count in gpus.items() if count})
 
 
-def by_deadline(job: JobState) -> tuple[float, int]:
+def by_deadline(job: JobView) -> tuple[float, int]:
     """The order of deadlines."""
     return math.inf if job.deadline_s is None else job.deadline_s, job.index
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, by_rank
-from windtunnel.studies.fleet.running import NS, Rank, Running
+from windtunnel.studies.fleet.clock.board import Board, Move, by_rank
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 NEVER = 2**62

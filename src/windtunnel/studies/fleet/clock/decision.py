@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.parts.profile import Part
 
 Placement = tuple[tuple[int, int], ...]  # (node, GPUs on it), in the order in which they were given
 EMPTY: Placement = ()
+Spot = tuple[int, int, int]  # of a part: node, GPU, and where it begins on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,49 +36,13 @@ class Owner:
 NOBODY = Owner()
 
 
-class JobState(Protocol):
-    """What a policy may read of a job that is neither done nor rejected; the fields are those of `JobView`.
-
-    It is the job as it stands while the policy decides: who keeps it for later copies what it needs.
-    """
-
-    @property
-    def index(self) -> int: ...  # noqa: D102
-    @property
-    def submit_s(self) -> float: ...  # noqa: D102
-    @property
-    def gpus(self) -> int: ...  # noqa: D102
-    @property
-    def placement(self) -> Placement: ...  # noqa: D102
-    @property
-    def executed_s(self) -> float: ...  # noqa: D102
-    @property
-    def gpu_seconds(self) -> float: ...  # noqa: D102
-    @property
-    def restarts(self) -> int: ...  # noqa: D102
-    @property
-    def remaining_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def deadline_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def limit_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def priority(self) -> float: ...  # noqa: D102
-    @property
-    def queue(self) -> str: ...  # noqa: D102
-    @property
-    def owner(self) -> Owner: ...  # noqa: D102
-    @property
-    def work(self) -> Any: ...  # noqa: D102
-    @property
-    def progress(self) -> Any: ...  # noqa: D102
-    @property
-    def held_gpus(self) -> int: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job that is neither done nor rejected, as a policy sees it."""
+    """A job that is neither done nor rejected, as a policy sees it.
+
+    On the fleet's clock it is the job itself (`running.py`) as it stands while the policy decides: who keeps it for
+    later copies what it needs.
+    """
 
     index: int  # position in the trace
     submit_s: float
@@ -89,8 +57,10 @@ class JobView:
     priority: float = 0.0  # as a log tells it, higher is first
     queue: str = ""
     owner: Owner = NOBODY
-    work: object = None  # the job's model of its own speed, for policies that size jobs
-    progress: object = None  # how far that work is
+    work: Any = None  # the job's model of its own speed, for policies that size jobs
+    progress: Any = None  # how far that work is
+    part: Part | None = None  # of GPUs, where it asks for parts: `gpus` are thousandths then, as those of nodes are
+    spots: tuple[Spot, ...] = ()
 
     @property
     def held_gpus(self) -> int:
@@ -103,7 +73,7 @@ class Snapshot:
     """The cluster at one moment."""
 
     now_s: float
-    jobs: Sequence[JobState]  # in the order of the trace
+    jobs: Sequence[JobView]  # in the order of the trace
     nodes: Sequence[int]  # GPUs of each node that is up; 0 for one that is down
     memory: Any = None
 
@@ -126,6 +96,7 @@ class Decision:
     reject: tuple[int, ...] = ()
     wake_s: float | None = None
     memory: object = None
+    spots: Mapping[int, tuple[Spot, ...]] = field(default_factory=dict)  # of jobs that run on parts of GPUs
 
 
 class Policy(Protocol):
@@ -148,7 +119,7 @@ class Rounds:
         return self.inner.decide(snapshot)
 
 
-def all_that_fit(order: Iterable[JobState], capacity: int) -> Decision:
+def all_that_fit(order: Iterable[JobView], capacity: int) -> Decision:
     """Walking an order, whatever fits runs on the GPUs that it asks for."""
     gpus: dict[int, int] = {}
     for job in order:

@@ -57,12 +57,7 @@ class Running:
 
 
 def candidates(
-    used: Sequence[float],
-    memory: Sequence[float],
-    need: float,
-    need_memory: float,
-    rules: Rules,
-    home: int,
+    used: Sequence[float], memory: Sequence[float], need: float, need_memory: float, rules: Rules, home: int
 ) -> list[int]:
     """Machines to ask, in order."""
     fit = [at for at in range(len(used)) if used[at] + need < rules.theta and memory[at] + need_memory < rules.memory]
@@ -95,18 +90,7 @@ def least_loss(tasks: Sequence[Running], rules: Rules) -> Running:
     return min(tasks, key=score)
 
 
-RULES = {
-    "requested": Rules(speculate=False),
-    "rose": Rules(),
-    "rose-qos": Rules(reschedule=True),
-}
+RULES = {"requested": Rules(speculate=False), "rose": Rules(), "rose-qos": Rules(reschedule=True)}
 POLICIES = tuple(
-    Traits(
-        name=name,
-        asks="arrival",
-        loop="machines",
-        capacity=frozenset({"shared"}),
-        restarts=False,
-    )
-    for name in RULES
+    Traits(name=name, asks="arrival", loop="machines", capacity=frozenset({"shared"}), restarts=False) for name in RULES
 )

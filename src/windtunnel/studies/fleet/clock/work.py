@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.clock.decision import Placement
 
 
 def gpus_of(placement: Placement) -> int:

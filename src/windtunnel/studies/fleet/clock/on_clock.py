@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.clock import Clock
-from windtunnel.studies.fleet.decision import NOBODY, Owner
+from windtunnel.studies.fleet.clock.clock import Clock
+from windtunnel.studies.fleet.clock.decision import NOBODY, Owner
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Divisible, Epochs, Rigid, Work
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.kinds.run import learns, typed_works
 from windtunnel.studies.fleet.measured.jobs import works
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import CANCELLED, COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.studies.fleet.parts.part import known_parts
-from windtunnel.studies.fleet.running import NS, Running
-from windtunnel.studies.fleet.scaling import scaling_of
 from windtunnel.studies.fleet.sharing.links import links_of
 from windtunnel.studies.fleet.site import Site
-from windtunnel.studies.fleet.tables import Tables
+from windtunnel.studies.fleet.speeds.scaling import scaling_of
+from windtunnel.studies.fleet.speeds.tables import Tables
 from windtunnel.studies.fleet.traits import Traits
-from windtunnel.studies.fleet.work import Divisible, Epochs, Rigid, Work
 
 MOST_ROUNDS = 1_000_000  # eleven years of Gavel's; minutes of computing
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.board import Board, Move, QueuePolicy, next_in_queue
-from windtunnel.studies.fleet.running import Rank, Running
+from windtunnel.studies.fleet.clock.board import Board, Move, next_in_queue
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
+from windtunnel.studies.fleet.clock.running import Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 Array = NDArray[np.int64]

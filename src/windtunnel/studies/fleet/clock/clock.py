@@ -15,14 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from windtunnel.physics.engine.events import EventQueue
-from windtunnel.studies.fleet.board import Board, QueuePolicy, carry_out
-from windtunnel.studies.fleet.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
-from windtunnel.studies.fleet.running import NS, Moment, Running
+from windtunnel.studies.fleet.clock.board import Board
+from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy, board_for, carry_out
+from windtunnel.studies.fleet.clock.running import NS, Moment, Running
+from windtunnel.studies.fleet.clock.work import Work
 from windtunnel.studies.fleet.sharing.links import BoardOfLinks, Links
-from windtunnel.studies.fleet.work import Work
 
 NODE, PHASE, ARRIVE, WAKE = range(4)  # priorities of what happens at one time
 
@@ -80,13 +81,9 @@ class Clock:
     def _board(self, nodes: Sequence[int]) -> Board:
         if self.lines is None:
             return Board(nodes, self.moment)
-        if any(job.part is not None for job in self.jobs):
-            from windtunnel.studies.fleet.parts.devices import BoardOfParts
-
-            return BoardOfParts(nodes, self.moment, self.lines.line)
         if self.links is not None and self.links.compatible:
             return BoardOfLinks(nodes, self.moment, self.lines.line, self.links)
-        return Board(nodes, self.moment, self.lines.line)
+        return board_for(self.jobs, nodes, self.moment, self.lines.line)
 
     @property
     def now_ns(self) -> int:
@@ -301,7 +298,8 @@ class Clock:
             self._choose(self.lines, now_ns)
             return
         order = sorted(self.active)
-        snapshot = Snapshot(now_ns / NS, [self.active[index] for index in order], tuple(self.nodes), self.memory)
+        jobs = cast("list[JobView]", [self.active[index] for index in order])  # they have all of it
+        snapshot = Snapshot(now_ns / NS, jobs, tuple(self.nodes), self.memory)
         decision = self.policy.decide(snapshot)
         self.memory = decision.memory
         placements = kept_or_placed(snapshot, decision)

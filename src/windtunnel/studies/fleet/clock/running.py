@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from windtunnel.studies.fleet.decision import EMPTY, NOBODY, Owner, Placement
-from windtunnel.studies.fleet.work import Work
+from windtunnel.studies.fleet.clock.decision import EMPTY, NOBODY, Owner, Placement, Spot
+from windtunnel.studies.fleet.clock.work import Work
 
 if TYPE_CHECKING:
-    from windtunnel.studies.fleet.parts.part import Part
+    from windtunnel.studies.fleet.parts.profile import Part
 
 NS = 1_000_000_000
 Rank = tuple[float, float, int]  # by which a policy orders jobs; lower is first
-Spot = tuple[int, int, int]  # of a part: node, GPU, and where it begins on it
 
 
 @dataclass(slots=True)

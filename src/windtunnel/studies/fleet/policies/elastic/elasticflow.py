@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
-from windtunnel.studies.fleet.policies.edf import by_deadline
-from windtunnel.studies.fleet.scaling import slot_of
+from windtunnel.studies.fleet.clock.decision import Decision, JobView, Snapshot
+from windtunnel.studies.fleet.clock.work import Scaling
+from windtunnel.studies.fleet.policies.elastic.edf import by_deadline
+from windtunnel.studies.fleet.speeds.scaling import slot_of
 from windtunnel.studies.fleet.traits import Traits
-from windtunnel.studies.fleet.work import Scaling
 
 if TYPE_CHECKING:
     from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs, Line, Plan
@@ -49,7 +49,7 @@ class ElasticFlow:
     _rooms: dict[int, Room] = field(default_factory=dict, init=False, repr=False, compare=False)  # by number of jobs
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Jobs need `work` (`work.py`, Scaling) and `done`. Memory: jobs that were accepted."""
+        """Jobs need `work` (`clock/work.py`, Scaling) and `done`. Memory: jobs that were accepted."""
         accepted: frozenset[int] = snapshot.memory or frozenset()
         ordered = sorted(snapshot.jobs, key=by_deadline)
         going = [job for job in ordered if job.index in accepted]
@@ -73,7 +73,7 @@ class ElasticFlow:
         memory = frozenset(job.index for job in going)
         return Decision(gpus, reject=tuple(rejected), wake_s=wake_s, memory=memory)
 
-    def _plans(self, jobs: Sequence[JobState], snapshot: Snapshot) -> tuple[Jobs, Room, bool]:
+    def _plans(self, jobs: Sequence[JobView], snapshot: Snapshot) -> tuple[Jobs, Room, bool]:
         """Plans of jobs in deadline order, and whether all are in time."""
         from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import plan_all
 
@@ -92,7 +92,7 @@ def _room_of(jobs: int) -> Room:
     return Room(line(length), line(length), room(length), allocations, np.zeros((jobs, 2)))
 
 
-def jobs_of(jobs: Sequence[JobState], now_s: float, capacity: int, slot_s: float) -> Jobs:
+def jobs_of(jobs: Sequence[JobView], now_s: float, capacity: int, slot_s: float) -> Jobs:
     """Jobs in deadline order, as the planner takes them."""
     from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs
 
@@ -109,7 +109,7 @@ def jobs_of(jobs: Sequence[JobState], now_s: float, capacity: int, slot_s: float
     )
 
 
-def _allocation(jobs: Sequence[JobState], job_table: Jobs, room: Room, capacity: int) -> tuple[dict[int, int], float]:
+def _allocation(jobs: Sequence[JobView], job_table: Jobs, room: Room, capacity: int) -> tuple[dict[int, int], float]:
     """GPUs of each job now, spare ones given to those who gain most; and when the first plan changes."""
     from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread_gpus
 

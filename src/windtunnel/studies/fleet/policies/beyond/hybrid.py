@@ -91,12 +91,6 @@ POLICIES = (
         Traits(name=name, asks="arrival", loop="clouds", capacity=frozenset({"own", "cloud", "spot"}), restarts=False)
         for name in STRATEGIES
     ),
-    Traits(
-        name="starburst",
-        asks="lines",
-        loop="clouds",
-        capacity=frozenset({"own", "cloud"}),
-        restarts=False,
-    ),
+    Traits(name="starburst", asks="lines", loop="clouds", capacity=frozenset({"own", "cloud"}), restarts=False),
     Traits(name="spot", asks="arrival", loop="clouds", capacity=frozenset({"own", "cloud", "spot"}), restarts=False),
 )

@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.decision import Decision, Snapshot
-from windtunnel.studies.fleet.scaling import slot_of
+from windtunnel.studies.fleet.clock.decision import Decision, Snapshot
+from windtunnel.studies.fleet.speeds.scaling import slot_of
 from windtunnel.studies.fleet.traits import Traits
 
 SLICE_S = 60.0
