@@ -6,10 +6,10 @@
 
 Writes `cost/calibration/seen.yaml`: by framework, by framework and name of release, and by GPU generation the most
 GPUs of a run, formats, whether there were mixtures over several ranks and adapters, how many projects, and `error`:
-four of five rows and of one more, each source counting once, have |ln(predicted / measured)| below 1.282 times it with their source
-left out of whatever it informed. Where all runs are one table's or one family's, whose own constants hold for the next
-run of it, `error` is a quarter more than over its own rows. `mixture_error`: the same of mixtures of experts, where
-those are further off than all. And `left_out_rows.csv`: each row's error left out, and as
+four of five rows and of one more, each source counting once, have |ln(predicted / measured)| below 1.282 times it with
+their source left out of whatever it informed. Where all runs are one table's or one family's, whose own constants hold
+for the next run of it, `error` is a quarter more than over its own rows. `mixture_error`: the same of mixtures of
+experts, where those are further off than all. And `left_out_rows.csv`: each row's error left out, and as
 it is. No figure of a run is in either.
 
 Constants of `fit.py` are fitted again without the source, one round; those of `recent.py`, which the tables that are
