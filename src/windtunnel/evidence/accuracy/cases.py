@@ -315,11 +315,12 @@ def _replicas(row: Row) -> int:
 
 
 def _expert_degrees(row: Row) -> tuple[int, ...]:
-    """Not cut, cut over a node, and over all ranks that there are experts for."""
+    """Cut over a node, and over all ranks that there are experts for; not cut, unless DeepEP took tokens to others."""
     ranks = _int(row.tp) * _replicas(row)
     widest = next(size for size in range(min(ranks, _int(row.experts)), 0, -1) if _fits(row, size, ranks))
     node = min(row.gpus_per_node or 8, widest)
-    return tuple(sorted({1, widest, node if _fits(row, node, ranks) else 1}))
+    least = widest if "deepep" in (row.attention_impl or "").lower() else 1
+    return tuple(sorted({least, widest, node if _fits(row, node, ranks) else least}))
 
 
 def _fits(row: Row, size: int, ranks: int) -> bool:

@@ -35,8 +35,8 @@ class LinkPrices:
             if transfer.kind == "all_to_all" and transfer.group == "ep":
                 sustained, across = self.costs.sustained, group.domains > 1
                 factor = sustained.dispatch_across if across else sustained.dispatch
-                if across and self.layout.plan.dispatcher == "deepep":
-                    factor = group.domains / (group.domains - 1.0)  # tokens of the own domain take the same channels
+                if across and self.layout.plan.dispatcher:
+                    factor = group.domains / (group.domains - 1.0)  # tokens of the own domain count as well
                 price = price.fitted(factor, self._sigma["exposed"])
             shared = self.costs.sustained.shared
             if transfer.group in ("dp", "edp", "replica") and shared != 1.0 and tier(group) == "scale_up":

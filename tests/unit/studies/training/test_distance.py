@@ -46,7 +46,7 @@ def test_mixtures_have_the_error_of_mixtures() -> None:
     plan = {"global_batch": 64, "seq_len": 4096, "release": "bridge-26.02", "precision": "mxfp8"}
     mixture = predict("qwen3-30b-a3b", "b200-sxm:8", {**plan, "ep": 8})
     dense = predict("qwen3-8b", "b200-sxm:8", plan)
-    assert "runs like it that informed nothing were off by 10%" in mixture.band_reason
+    assert "runs like it that informed nothing were off by 12%" in mixture.band_reason
     assert "runs like it that informed nothing" not in dense.band_reason  # 9 %: not worth saying
 
 
