@@ -145,7 +145,8 @@ def test_experts_in_four_bit_integers_take_as_long_on_amd_as_unpacking_them() ->
 
 def test_vllm_keeps_a_cache_in_sixteen_bits_where_the_checkpoint_says_nothing_of_it() -> None:
     cluster = parse_cluster("b200-sxm:1")
-    for engine, weights, kv in (("vllm", "fp8_block", "bf16"), ("vllm", "nvfp4", "fp8"), ("sglang", "fp8_block", "fp8")):
+    cases = (("vllm", "fp8_block", "bf16"), ("vllm", "nvfp4", "fp8"), ("sglang", "fp8_block", "fp8"))
+    for engine, weights, kv in cases:
         assert kv_format(Deployment(weights=weights), load_engine(engine), cluster) == kv
 
 

@@ -17,7 +17,6 @@ WEIGHT_BYTES = {
 """Bytes of a weight with its scales: of 4 bytes per 128 x 128 (fp8_block), of 1 byte per 16 (nvfp4) or 32 (mxfp4)."""
 GEMM_DTYPE = {"fp8_block": "fp8", "mxfp4": "bf16", "int4": "bf16"}  # weights of 4 bits are multiplied in 16
 MARLIN = "marlin"  # a word of the kernel's name, as engine profiles ask for it
-UNPACKED = "unpacked"  # the same of 4-bit integers that a kernel unpacks as it multiplies
 
 
 def multiplied_in(gpu: Gpu, dtype: str) -> str:
