@@ -214,7 +214,7 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
     if deployment.weights in ("bf16", "fp16"):
         return profile.kv
     # Checkpoints with scales by blocks say nothing of a cache, and vLLM then keeps 16 bits (config/cache.py, auto).
-    silent = deployment.weights == "fp8_block" and profile.framework == "vllm"
+    silent = deployment.weights == deployment.routed == "fp8_block" and profile.framework == "vllm"
     blackwell = cluster.gpu.generation.startswith("blackwell") and not silent
     return profile.kv_blackwell_quantised if blackwell else profile.kv_quantised
 
