@@ -176,7 +176,7 @@ def _run(
     sent: list[Sequence]
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     stamps = stamps_of(sent)
-    latencies = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
+    ttft, tpot, e2e = (distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e))
     span = float(stamps.last.max() - stamps.arrival.min())
     tally = replica.tally
-    return Side(*latencies, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)
+    return Side(ttft, tpot, e2e, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)
