@@ -8,7 +8,7 @@ of a machine that is as many times slower as that step was. Nothing of the run i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from windtunnel.real.serving.prices import Yardstick, fit_prices, measure, times
 from windtunnel.studies.serving.batching import Batching, ContinuousBatching, Plan
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.studies.serving.loop import simulate
-from windtunnel.studies.serving.measures import distribution, stamps_of
+from windtunnel.studies.serving.measures import Distribution, distribution, stamps_of
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.sequence import Sequence
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
@@ -43,21 +43,26 @@ POLICIES = ("fcfs", "fcfs, whole prompts", "skip-join mlfq")
 
 @dataclass(frozen=True)
 class Side:
-    """One policy, one side: seconds."""
+    """One policy, one side."""
 
-    ttft: Mapping[str, float]
-    tpot: Mapping[str, float]
-    e2e: Mapping[str, float]
-    tokens_per_s: float
+    ttft_s: Distribution | None
+    tpot_s: Distribution | None
+    e2e_s: Distribution | None
+    output_tokens_per_s: float
     steps: int
     preemptions: int
 
-    def to_dict(self) -> dict[str, object]:
-        """The side as JSON-able data."""
-        return {
-            "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot), "e2e_s": dict(self.e2e),
-            "output_tokens_per_s": self.tokens_per_s, "steps": self.steps, "preemptions": self.preemptions,
-        }  # fmt: skip
+
+@dataclass(frozen=True)
+class PolicyRun:
+    """Both sides of a policy, and how its run went."""
+
+    measured: Side
+    predicted: Side
+    machine_slower: float  # a fixed step during the run over the same step while steps were measured
+    swapped_blocks: int
+    computing_s: float
+    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -67,34 +72,9 @@ class Compared(Answer):
     device: str
     rate_per_s: float
     requests: int
-    fit_error: float  # mean relative error of single steps
     steps_measured: int
-    rows: Mapping[str, tuple[Side, Side]]  # policy: measured, predicted
-    swapped_blocks: Mapping[str, int]
-    slower: Mapping[str, float]  # a fixed step during the run over the same step while steps were measured
-    step_s: Mapping[str, float]
-    wall_s: Mapping[str, float]
-
-    def to_dict(self) -> dict[str, object]:
-        """The comparison as JSON-able data."""
-        return {
-            "device": self.device,
-            "rate_per_s": self.rate_per_s,
-            "requests": self.requests,
-            "steps_measured": self.steps_measured,
-            "step_fit_error": self.fit_error,
-            "policies": {
-                name: {
-                    "measured": measured.to_dict(),
-                    "predicted": predicted.to_dict(),
-                    "machine_slower": self.slower[name],
-                    "swapped_blocks": self.swapped_blocks[name],
-                    "computing_s": self.step_s[name],
-                    "wall_s": self.wall_s[name],
-                }
-                for name, (measured, predicted) in self.rows.items()
-            },
-        }
+    step_fit_error: float  # mean relative error of single steps
+    policies: Mapping[str, PolicyRun]
 
 
 def make_prompts(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -151,21 +131,15 @@ def _compare(device: str, requests: int, rate: float | None, cv: float, seed: in
     if rate is None:
         rate = LOAD * _capacity(times, prompts, answers)
     load = Workload(prompts, answers, arrivals(requests, rate, cv, seed))
-    rows: dict[str, tuple[Side, Side]] = {}
-    swapped: dict[str, int] = {}
-    slower: dict[str, float] = {}
-    step_s: dict[str, float] = {}
-    wall_s: dict[str, float] = {}
+    runs: dict[str, PolicyRun] = {}
     for name in POLICIES:
         carrier = Carrier(model, BLOCKS, _policy(name, times), seed, yardstick.look)
         measured = _run(name, times, load, carrier.policy, carrier)
-        slower[name] = yardstick.mean() / usual_s
-        now = times_of(prices.slower(slower[name]), shape.layers)
-        rows[name] = (measured, _run(name, now, load, _policy(name, times)))
-        swapped[name], step_s[name], wall_s[name] = (
-            carrier.swapped_blocks, carrier.step_ns * 1e-9, carrier.wall_ns * 1e-9,
-        )  # fmt: skip
-    return Compared(device, rate, requests, error, len(steps), rows, swapped, slower, step_s, wall_s)
+        slower = yardstick.mean() / usual_s
+        predicted = _run(name, times_of(prices.slower(slower), shape.layers), load, _policy(name, times))
+        spent_s = carrier.step_ns * 1e-9, carrier.wall_ns * 1e-9
+        runs[name] = PolicyRun(measured, predicted, slower, carrier.swapped_blocks, *spent_s)
+    return Compared(device, rate, requests, len(steps), error, runs)
 
 
 def _capacity(times: StepTimes, prompts: np.ndarray, answers: np.ndarray) -> float:
@@ -202,8 +176,7 @@ def _run(
     sent: list[Sequence]
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     stamps = stamps_of(sent)
-    distributions = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
-    ttft, tpot, e2e = ({} if figures is None else asdict(figures) for figures in distributions)
+    ttft, tpot, e2e = (distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e))
     span = float(stamps.last.max() - stamps.arrival.min())
     tally = replica.tally
     return Side(ttft, tpot, e2e, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)

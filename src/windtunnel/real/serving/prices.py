@@ -12,14 +12,14 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.real.serving.llama import Llama, Piece
 from windtunnel.studies.serving.engines.profile import Profile
-from windtunnel.studies.serving.step_time.times import StepTimes
+from windtunnel.studies.serving.step_time.times import Prices, StepTimes
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens
 CONTEXTS = (16, 64, 256, 512)
@@ -39,8 +39,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class MeasuredPrices:
-    """Fitted values. `at_nodes`: seconds of a step of NODES tokens."""
+class MeasuredPrices(Prices):
+    """Fitted values, without experts or ranks. `at_nodes`: seconds of a step of NODES tokens, the head in them."""
 
     at_nodes: tuple[float, ...]
     chunk_s: float
@@ -48,7 +48,6 @@ class MeasuredPrices:
     decode_s: float
     decode_sequence_s: float
     decode_token_s: float
-    stages: int = 1
 
     def dense(self, tokens: float) -> float:
         """All that sees the tokens."""
@@ -56,22 +55,8 @@ class MeasuredPrices:
 
     def slower(self, times: float) -> MeasuredPrices:
         """The same on a machine that is so many times as slow."""
-        return MeasuredPrices(
-            tuple(times * at_node for at_node in self.at_nodes),
-            times * self.chunk_s,
-            times * self.chunk_pair_s,
-            times * self.decode_s,
-            times * self.decode_sequence_s,
-            times * self.decode_token_s,
-        )
-
-    def group(self, tokens: float) -> float:
-        """Nothing: there are no experts."""
-        return 0.0
-
-    def exchange(self, tokens: float) -> float:
-        """Price of an exchange between ranks: there is none."""
-        return 0.0
+        at_nodes, *others = astuple(self)
+        return MeasuredPrices(tuple(times * value for value in at_nodes), *(times * value for value in others))
 
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         """Decode attention over (sequences, mean context)."""
@@ -84,14 +69,6 @@ class MeasuredPrices:
     def prefill(self, chunk: int, past: int) -> float:
         """Attention of one chunk."""
         return self.chunk_s + self.chunk_pair_s * chunk * (past + chunk / 2)
-
-    def head(self, sequences: float) -> float:
-        """Price of the head: it is in `dense`."""
-        return 0.0
-
-    def handover(self, tokens: float) -> float:
-        """There is one stage."""
-        return 0.0
 
 
 def times_of(prices: MeasuredPrices, layers: int) -> StepTimes:

@@ -213,7 +213,10 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
         return deployment.kv
     if deployment.weights in ("bf16", "fp16"):
         return profile.kv
-    return profile.kv_blackwell_quantised if cluster.gpu.generation.startswith("blackwell") else profile.kv_quantised
+    # Checkpoints with scales by blocks say nothing of a cache, and vLLM then keeps 16 bits (config/cache.py, auto).
+    silent = deployment.weights == deployment.routed == "fp8_block" and profile.framework == "vllm"
+    blackwell = cluster.gpu.generation.startswith("blackwell") and not silent
+    return profile.kv_blackwell_quantised if blackwell else profile.kv_quantised
 
 
 def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: Profile, kv: str) -> Layers:
@@ -233,7 +236,8 @@ def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: P
         host_cpus=None,
         sampling="greedy",
     )
-    chosen = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts}.get(deployment.routed, "")
+    named = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts, "int4": profile.int4_experts}
+    chosen = named.get(deployment.routed, "")
     filtered = profile.filter_bytes if deployment.sampling == "top-p" else 0.0
     return _layers(model, slim, cluster, profile.framework, profile.release, kv, chosen, filtered)
 

@@ -326,15 +326,14 @@ def _share(name: str, value: str) -> float:
         raise SpecError(f"--{name}", value, "give a share, such as 0.9") from None
 
 
-def flags_of(deployment: Deployment, *, model_len: bool = True) -> list[str]:
+def flags_of(deployment: Deployment) -> list[str]:
     """vLLM's flags of a replica: what its defaults would not do."""
     flags = []
     sizes = (("tensor-parallel-size", "tp"), ("pipeline-parallel-size", "pp"), ("data-parallel-size", "attn_dp"))
     flags += [f"--{flag}={getattr(deployment, name)}" for flag, name in sizes if getattr(deployment, name) > 1]
     if deployment.moe_ep is not None and deployment.moe_ep > 1:
         flags.append("--enable-expert-parallel")
-    names = ["max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization"]
-    for name in (*(["max_model_len"] if model_len else []), *names):
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization"):
         value = getattr(deployment, name)
         if value is not None:
             flags.append(f"--{name.replace('_', '-')}={value}")

@@ -13,10 +13,11 @@ from windtunnel.evidence.accuracy.serving.launches import of_source
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.predict import predicted
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
+from windtunnel.physics.cost.inference.experts import UNPACKED_PER_S
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment, engine_of, load_engine
-from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.build import Engine, kv_format
 from windtunnel.studies.serving.run import (
     NEW_MODEL_SOURCE_BAND,
     SOURCE_BAND,
@@ -124,6 +125,29 @@ def test_prompts_that_were_sent_before_are_answered_sooner() -> None:
     cold, warm, all_warm = (predicted(ServingRow({**ROW, "warm_prompts": n})).ttft_s for n in ("", "16", "32"))
     assert all_warm < 0.5 * cold
     assert all_warm < warm < cold
+    assert predicted(ServingRow({**ROW, "warm_prompts": "5000"})).ttft_s == all_warm  # more than the run has
+
+
+def test_experts_in_four_bit_integers_take_as_long_on_amd_as_unpacking_them() -> None:
+    """Under the releases that had a kernel that unpacks, and under no others; by hand at one token."""
+    model = load_model("kimi-k2.5")
+
+    def group_s(gpu: str, engine: str) -> float:
+        held = Deployment(engine=engine, tp=8, weights="bf16", expert_weights="int4")
+        return engine_of(model, parse_cluster(f"{gpu}:8"), held).times.prices.group(1)
+
+    least = 60 * 8 * 3 * 7168 * 2048 / 8 / UNPACKED_PER_S
+    for engine in ("vllm-0.14", "sglang-0.5.9"):
+        assert least < group_s("mi325x", engine) < 1.3 * least
+    assert group_s("mi325x", "vllm-0.19") < 0.5 * least
+    assert group_s("h200-sxm", "vllm-0.14") < 0.6 * least
+
+
+def test_vllm_keeps_a_cache_in_sixteen_bits_where_the_checkpoint_says_nothing_of_it() -> None:
+    cluster = parse_cluster("b200-sxm:1")
+    cases = (("vllm", "fp8_block", "bf16"), ("vllm", "nvfp4", "fp8"), ("sglang", "fp8_block", "fp8"))
+    for engine, weights, kv in cases:
+        assert kv_format(Deployment(weights=weights), load_engine(engine), cluster) == kv
 
 
 def test_a_smaller_model_is_not_taken_for_the_one_whose_name_it_extends() -> None:

@@ -42,6 +42,7 @@ LIKE = {
     "qwen2.5-vl-7b": "qwen2.5-7b",
     "mistral-small-3.1-24b": "mistral-small-24b",
     "llama-3.2-11b-vision": "llama-3.1-8b",
+    "qwen3.8-27b": "qwen3.5-27b",
 }
 SIZE = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]\d?$")  # a word of a name that no other word stands for
 SMALLER = ("flash", "mini", "nano", "lite", "air", "tiny", "small")  # GLM-5.3-Flash is no GLM-5.3

@@ -275,7 +275,8 @@ def _warm(engine: Engine, load: Workload, seen: Iterable[int]) -> ServingResult:
     """A load on an engine that has seen the prompts of some requests: after warm-up, or with sessions half-way."""
     server = engine.replica()
     names, span = load.names_in(engine.rules.block_size)
-    for prompt in dict.fromkeys(names[index] for index in seen) if names else ():
+    names = names or ()
+    for prompt in dict.fromkeys(names[index] for index in seen if index < len(names)):
         blocks = len(prompt) * span
         if server.pool.cached + blocks <= server.pool.total:
             server.pool.take(blocks)

@@ -41,6 +41,11 @@ SAME_CHIP = {"gb200": "b200_sxm"}
 GB200's own has TensorRT-LLM's CUTLASS experts in NVFP4 at 0.4 to 0.9 of B200's time, which one chip cannot;
 TensorRT-LLM 1.0 ran on both as B200's table says.
 """
+UNPACKED = "unpacked"  # as engine profiles ask for it: 4-bit integers by a kernel that unpacks them as it multiplies
+UNPACKED_PER_S = 5.5e11
+"""Weights of experts in 4-bit integers that one AMD GPU unpacks in the Triton kernel of vLLM before 0.19 and of SGLang
+(fused_moe, moe_wna16). Suggested by Kimi-K2.5 on 4 MI325X under vLLM 0.14 (docs.vultr.com, 2026-03), held against
+Kimi-K2.6 on 4 MI350X under SGLang: docs/accuracy-serving.md."""
 SKEW = "power_law_1.01"  # how unevenly tokens fall on experts where the tables give a choice; what its package assumes
 BALANCED = "balanced"
 WIDE = 8  # GPUs, above which experts are wide: they move while the engine runs, so that each GPU has as many tokens
@@ -252,4 +257,6 @@ def _experts_s(engine: Engine, tokens: float, layer: Experts) -> float:
     rate, efficiency = engine.gpu.peak_flops(product_dtype), roofline.gemm_efficiency(engine.gpu, product_dtype).peak
     launch = 4 * roofline.launch_floor_s()  # sort, two grouped products, sum
     read_s = bytes_total / roofline.streamed_bytes_per_s(engine.gpu)
+    if engine.expert_kernel == UNPACKED and engine.gpu.generation.startswith("cdna"):
+        read_s = max(read_s, _touched(tokens, layer) / layer.ep * _weights_of_one(layer) / UNPACKED_PER_S)
     return launch + max(read_s, flops / (rate * efficiency * 0.7))

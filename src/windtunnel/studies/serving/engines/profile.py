@@ -124,6 +124,7 @@ class Profile:
     all_to_all_buffer: int = 0
     nvfp4_experts: str = ""  # which kernels NVFP4 experts run on: a word of their name in the tables; "" = the first
     mxfp4_experts: str = ""  # the same of MXFP4 experts; "marlin" = as 4-bit integers, which Marlin multiplies alike
+    int4_experts: str = ""  # "unpacked": on AMD, 4-bit integers by a kernel that unpacks them as it multiplies
     # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those
     # that were timed are not the engine's own kernels. How much it does is in the band.
     expert_marginal_blackwell_fp8: float = 1.0

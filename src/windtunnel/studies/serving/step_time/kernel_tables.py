@@ -28,6 +28,7 @@ from windtunnel.physics.cost.inference.surface import Curve, Surface, curve, sur
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.step_time.times import Prices
 
 Array = NDArray[np.float64]
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
@@ -37,8 +38,8 @@ OUTSIDE = ("embedding", "final_layernorm")  # once per step
 
 
 @dataclass(frozen=True, eq=False)
-class TablePrices:
-    """Seconds from measured kernels; the shape of `times.Prices`."""
+class TablePrices(Prices):
+    """Seconds from measured kernels; pipelines and exchanges are not in the tables, experts are part of the layers."""
 
     layers: int
     hidden: int
@@ -53,24 +54,11 @@ class TablePrices:
     skewed: tuple[float, float]  # decode alone, beside prompts: time over that at the mean context
     timed_on: str = ""  # a table of one GPU only stands for the machine, whatever that is called
 
-    @property
-    def stages(self) -> int:
-        """Pipelines are not in the tables."""
-        return 1
-
     def dense(self, tokens: float) -> float:
         """All layers, and what a step does once."""
         inside = sum(times * line.at(tokens) for line, times in self.per_layer)
         inside += 2 * self.all_reduce(2.0 * tokens * self.hidden, self.tp)
         return self.layers * inside + sum(line.at(tokens) for line in self.once)
-
-    def group(self, tokens: float) -> float:
-        """Experts are part of the layers here."""
-        return 0.0
-
-    def exchange(self, tokens: float) -> float:
-        """Nothing between ranks."""
-        return 0.0
 
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         """Decode attention, all layers."""
@@ -89,10 +77,6 @@ class TablePrices:
     def head(self, sequences: float) -> float:
         """Output matrix and sampler."""
         return sum(line.at(sequences) for line in self.per_sequence)
-
-    def handover(self, tokens: float) -> float:
-        """None."""
-        return 0.0
 
 
 def table_prices(

@@ -35,20 +35,23 @@ PER_OCTAVE = 2  # nodes per doubling in tables over tokens
 
 
 class Prices(Protocol):
-    """What a step is made of, in seconds: `layers.Layers`, or tables of measured kernels."""
+    """What a step is made of, in seconds: `layers.Layers`, or tables of measured kernels, which have one stage."""
 
     @property
     def stages(self) -> int:
         """Pipeline stages."""
+        return 1
 
     def dense(self, tokens: float) -> float:
         """All that sees the tokens of one attention rank."""
 
     def group(self, tokens: float) -> float:
-        """All that sees the tokens of every rank."""
+        """All that sees the tokens of every rank, beyond what `dense` has."""
+        return 0.0
 
     def exchange(self, tokens: float) -> float:
         """Of `group`: what lies between attention ranks and experts."""
+        return 0.0
 
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         """Decode attention over (sequences of one rank, mean context), each with so many new tokens."""
@@ -60,10 +63,12 @@ class Prices(Protocol):
         """Attention of one prompt's chunk."""
 
     def head(self, sequences: float) -> float:
-        """Output matrix and sampling."""
+        """Output matrix and sampling, where `dense` has them not."""
+        return 0.0
 
     def handover(self, tokens: float) -> float:
         """Activations to the next stage."""
+        return 0.0
 
 
 @dataclass(frozen=True)
