@@ -1,4 +1,4 @@
-"""Made-up jobs of 1,024 ranks whose programs hang on more than one part of a rank: how many are folded wrong in silence?
+"""Made-up jobs of 1,024 ranks whose programs hang on more than one part of a rank: how many are folded wrong?
 
 Nothing is captured. A rank's program is what a function says, and `capture`'s own search (`launch.from_few`) asks for
 those of the ranks that it would run. Two tables:
@@ -218,7 +218,9 @@ def script(number: int, seed: int) -> Job:
     written = test
     if how == "attributes":
         for name in ("rank", "dp", "tp"):
-            written = " ".join(f"placed.{name}" if word == name else word for word in written.replace("(", "( ").split())
+            written = " ".join(
+                f"placed.{name}" if word == name else word for word in written.replace("(", "( ").split()
+            )
     source = f"import os\nimport torch.distributed as dist\n{READS[how].format(tp=tp, dp=dp_size)}\n\n"
     source += f"def train(model):\n    if {written}:\n        model.extra()\n    model.step()\n"
 
