@@ -2,13 +2,14 @@
 
 1. Rank 0 is played. Its groups give the grid of ranks, its messages the dimensions along which all coordinates are run.
 2. `representatives.find_classes` asks for ranks until it knows the classes; pipelines run together.
-3. Ranks drawn at random are played and held against the class they were taken to be of. One that differs is taken into
+3. Ranks drawn at random are played and held against the class they were taken to be of. One that holds is taken into
    the search, which begins again, and more are drawn; where that finds no end, the capture ends with the first op that
-   differs: a fold that is not exact is worth nothing.
+   holds: a fold that is not exact is worth nothing.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,22 +18,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from windtunnel.errors import SpecError
 from windtunnel.process import terminated_is_an_end
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.checks import Checks, first_hash_seed
 from windtunnel.real.capture.period import Part, Period
-from windtunnel.real.capture.processes.conditions import ranks_named
+from windtunnel.real.capture.processes.conditions import MOST_RANKS, ranks_named
 from windtunnel.real.capture.processes.leftovers import sweep
 from windtunnel.real.capture.processes.rank_process import EmptyStepError
 from windtunnel.real.capture.processes.rank_server import ScriptError
+from windtunnel.real.capture.processes.rank_tests import RankTest, World, not_met, rank_tests
 from windtunnel.real.capture.processes.scheduler import Outcome, Report, Workers
 from windtunnel.studies.programs.folder import publish, runs_document, table_document
 from windtunnel.studies.programs.program_file import numbers_of, read_program
+from windtunnel.studies.programs.rank_classes.draws import draw, parts_of_ranks
 from windtunnel.studies.programs.rank_classes.equality import first_difference
-from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer
+from windtunnel.studies.programs.rank_classes.flat_buffers import DIMENSIONS, TENSORS, FlatBuffer, TestedRanks
 from windtunnel.studies.programs.rank_classes.grid import Grid, RankAxes, find_grid
-from windtunnel.studies.programs.rank_classes.representatives import Table, draw, find_axes, find_classes
+from windtunnel.studies.programs.rank_classes.representatives import Table, find_axes, find_classes
 from windtunnel.studies.programs.rank_classes.search import NoClassesError
 from windtunnel.studies.programs.rank_classes.uneven_shards import Tail
 
@@ -49,7 +54,9 @@ PLAYER = "windtunnel.real.capture.processes.rank_process:play"
 PLAYS = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}  # as `Workers` take it
 DRAWN, FEW_RANKS = 4, 8
 MOST_DRAWS = 4  # times that drawn ranks may differ from what they were taken to be
-MORE_DRAWN = 4  # times as many are drawn after that: a rank that differs and was met by chance is hardly ever alone
+MORE_DRAWN = 4  # times as many are drawn after that: a rank that holds and was met by chance is hardly ever alone
+MOST_NAMED = 3  # tests that are not understood
+SURE = 0.95  # that ranks which run another program are met, where they are as many as is said
 MOST_AT_ALL = 4096  # ranks that `--representatives all` plays
 
 
@@ -117,6 +124,7 @@ def _captured(
     task = task_of(launch, options)
     table: Table | None = None
     notes: list[str] = []
+    unmet: list[str] = []
     if options.ranks:
         workers.run(options.ranks, task, helpers_end=True)
         classes = {rank: [rank] for rank in options.ranks}
@@ -128,7 +136,7 @@ def _captured(
         classes, grid, tables = _from_all(launch, workers)
         verified = list(range(launch.world_size))
     else:
-        table, verified, notes = from_few(launch, options, workers, task)
+        table, verified, notes, unmet = from_few(launch, options, workers, task)
         tables, grid = table_document(table), table.layout.grid
         classes = {rank: [rank] for rank in table.counts()}
     if not options.ranks and not any(outcome["flops"] for outcome in workers.outcomes.values()):
@@ -150,7 +158,8 @@ def _captured(
     checks.compare_own_data(task)
     checks.compare_orders_of_sets(task)
     main.document.update(checks.document() | period.document())
-    main.document["not_seen"] = [*period.unseen, *checks.not_reached(), *_not_run(launch, workers)]
+    unmet = unmet or _not_run(launch, workers)
+    main.document["not_seen"] = [*period.unseen, *checks.not_reached(), *unmet]
     main.document["notes"] = sorted({*facts["notes"], *checks.notes, *notes})
     publish(out, main.document, main.files, {part.name: (part.document, part.files) for part in parts[1:]})
     return dict(main.document)
@@ -158,8 +167,11 @@ def _captured(
 
 def from_few(
     launch: Launch, options: Options, workers: Workers, task: Mapping[str, object]
-) -> tuple[Table, list[int], list[str]]:
-    """Whom each rank is like, the ranks drawn to test it, and notes. Raises ScriptError where no few stand for all."""
+) -> tuple[Table, list[int], list[str], list[str]]:
+    """Whom each rank is like, the ranks drawn to test it, notes, and what no rank met.
+
+    Raises ScriptError where no few stand for all.
+    """
     all_will_run = options.verify is None and launch.world_size <= FEW_RANKS
     workers.run([0], task, helpers_end=not all_will_run)
     layout = _layout(launch, workers.outcomes)
@@ -181,52 +193,117 @@ def from_few(
         ]
 
     find = partial(find_classes, digests=digests, kind_of=kind_of, tails_of=tails_of, buffers_of=buffers_of)
+    tests: list[RankTest] = []
+    telling: list[RankTest] = []  # tests of the source that tell a rank from those that it was taken to be like
+    detail = DIMENSIONS
     odd_ranks: list[int] = []
     notes: list[str] = []
     few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
     count = few if options.verify is None else options.verify
     try:
         for turn in range(MOST_DRAWS):
-            table = find(layout, ranks_run=odd_ranks)
+            table = find(layout, ranks_run=odd_ranks, tested=_tested(telling), detail=detail)
             refined = _layout(launch, workers.outcomes)
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
-                table = find(layout, ranks_run=odd_ranks)
-            sample = draw(layout, count, options.seed + turn, workers.outcomes)
-            named = _ranks_in_source(launch, workers)
+                table = find(layout, ranks_run=odd_ranks, tested=_tested(telling), detail=detail)
+            if not turn:
+                tests, missed = _tests(launch, workers)
+            parts = parts_of_ranks(layout, buffers_of(0), [test.holds for test in tests])
+            named = _ranks_in_source(launch, workers, tests)
+            doubtful = _doubtful(table, tests, workers)[:count]
+            ranks_run = {*workers.outcomes, *named, *doubtful}
+            sample = sorted([*doubtful, *draw(layout, count - len(doubtful), options.seed + turn, ranks_run, parts)])
             digests([*sample, *named])
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
-            odd = _that_differs(table, workers)
-            if odd is None:
-                return table, sample, notes
-            odd_ranks.append(odd)
-            if odd not in named:
+            odd = _those_that_differ(table, workers)
+            if not odd:
+                unmet = [*_not_run(launch, workers, len(sample), tests), *_missed(missed)]
+                return table, sample, notes, unmet
+            odd_ranks += odd
+            pairs = [(rank, table.representative_of(rank)) for rank in odd]
+            told = [test for test in tests if any(test.holds[one] != test.holds[other] for one, other in pairs)]
+            telling += [test for test in told if test not in telling]
+            by_chance = [rank for rank in odd if rank not in named and rank not in doubtful]
+            if by_chance:
+                detail = min(detail + (not told), TENSORS)
                 count *= MORE_DRAWN
                 what = "met by chance, ran another program than the ranks that it was taken to be like"
-                notes.append(f"rank {odd:,}, {what}: {count} more were drawn")
+                notes.append(f"rank {by_chance[0]:,}, {what}: {count} more were drawn")
     except NoClassesError as error:
         workers.run([error.one, error.other], task)
         raise _not_folded(launch, workers, layout.grid, error.one, error.other) from None
     raise _not_folded(launch, workers, layout.grid, table.representative_of(odd_ranks[-1]), odd_ranks[-1])
 
 
-def _not_run(launch: Launch, workers: Workers) -> list[str]:
+def _tests(launch: Launch, workers: Workers) -> tuple[list[RankTest], list[str]]:
+    outcome = workers.outcomes[0]
+    meshes = [(tuple(names), tuple(sizes)) for names, sizes in outcome["meshes"]]
+    held = [set(of.get("numbers", {}).items()) for of in workers.outcomes.values()]
+    world = World(
+        launch.world_size, min(launch.local_world_size, launch.world_size), meshes, dict(set.intersection(*held))
+    )
+    return rank_tests(outcome.get("files", {}), world)
+
+
+def _missed(tests: Sequence[str]) -> list[str]:
+    few = ", ".join(tests[:MOST_NAMED])
+    return [f"tests of the rank that were not understood: {few}{' ...' * (len(tests) > MOST_NAMED)}"] * bool(tests)
+
+
+def _doubtful(table: Table, tests: Sequence[RankTest], workers: Workers) -> list[int]:
+    """A rank for each test that tells it from those that it is taken to be like, as it does tell all programs apart."""
+    ranks = []
+    like = np.array([table.representative_of(rank) for rank in range(table.layout.grid.world_size)])
+    for test in tests:
+        truths: dict[object, set[bool]] = {}
+        for rank, outcome in workers.outcomes.items():
+            truths.setdefault(outcome["digest"], set()).add(bool(test.holds[rank]))
+        against = (test.holds != test.holds[like]).nonzero()[0]
+        if len(against) and all(len(of) == 1 for of in truths.values()) and len(truths) > 1:
+            ranks.append(int(against[len(against) // 2]))
+    return [rank for rank in dict.fromkeys(ranks) if rank not in workers.outcomes]
+
+
+def _tested(tests: Sequence[RankTest]) -> TestedRanks | None:
+    if not tests:
+        return None
+    truths = zip(*(test.holds.astype(int).tolist() for test in tests), strict=True)
+    return TestedRanks(tuple(range(len(tests[0].holds))), tuple(truths))
+
+
+def _not_run(launch: Launch, workers: Workers, drawn: int = 0, tests: Sequence[RankTest] = ()) -> list[str]:
     left = launch.world_size - len(workers.outcomes)
-    return [f"{left:,} of {launch.world_size:,} ranks were not run"] if left else []
+    if not left:
+        return []
+    text = f"{left:,} of {launch.world_size:,} ranks were not run"
+    if drawn:
+        fewest = math.ceil((1 - (1 - SURE) ** (1 / drawn)) * left)
+        text += (
+            f": a program of its own that fewer than {fewest:,} run, and that neither source nor shards tell of,"
+            f" may be missed ({drawn} were drawn, {SURE:.0%} sure; --verify draws more)"
+        )
+    return [text, *not_met(tests, list(workers.outcomes))]
 
 
-def _ranks_in_source(launch: Launch, workers: Workers) -> list[int]:
-    """Ranks that the script's source treats on their own, and the last: a few of a large job."""
+def _ranks_in_source(launch: Launch, workers: Workers, tests: Sequence[RankTest] = ()) -> list[int]:
+    """Ranks that the script's source treats on their own, and the last: a few of a large job.
+
+    First those for which a test gives what it gives on no rank that was run.
+    """
     if launch.world_size <= FEW_RANKS:
         return []
-    paths = list(workers.outcomes[0].get("files", {}))
-    return [*ranks_named(paths, launch.world_size), launch.world_size - 1]
+    ranks = [*workers.outcomes, launch.world_size - 1]
+    unmet = [(test.holds != test.holds[0]).nonzero()[0] for test in tests if len({*test.holds[ranks]}) == 1]
+    meeting = [int(those[len(those) // 2]) for those in unmet]
+    named = dict.fromkeys([*meeting, *ranks_named(list(workers.outcomes[0].get("files", {})), launch.world_size)])
+    return [*[*named][:MOST_RANKS], launch.world_size - 1]
 
 
-def _that_differs(table: Table, workers: Workers) -> int | None:
-    """A rank that was run and is not what the table takes it to be."""
+def _those_that_differ(table: Table, workers: Workers) -> list[int]:
+    """Ranks that were run and are not what the table takes them to be."""
     digest = {rank: outcome["digest"] for rank, outcome in workers.outcomes.items()}
-    return next((rank for rank in sorted(digest) if digest[rank] != digest[table.representative_of(rank)]), None)
+    return [rank for rank in sorted(digest) if digest[rank] != digest[table.representative_of(rank)]]
 
 
 def _not_folded(launch: Launch, workers: Workers, grid: Grid, representative: int, other: int) -> ScriptError:
@@ -236,7 +313,7 @@ def _not_folded(launch: Launch, workers: Workers, grid: Grid, representative: in
     return ScriptError(
         f"no few ranks stand for all {launch.world_size:,}: rank {other} ({grid.label(other)}) should run what rank"
         f" {representative} ({grid.label(representative)}) runs, and does not: {what}; the job is not folded. If what"
-        " differs is data, make it equal; or run every rank with --representatives all, or some with --ranks"
+        " holds is data, make it equal; or run every rank with --representatives all, or some with --ranks"
     )
 
 

@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.launch import DRAWN, MORE_DRAWN, Options, from_few
 from windtunnel.real.capture.processes.scheduler import Workers
+from windtunnel.studies.programs.rank_classes.draws import draw, parts_of_ranks
+from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer
+from windtunnel.studies.programs.rank_classes.grid import Grid
+from windtunnel.studies.programs.rank_classes.representatives import find_axes
 
 
 class Ranks:
@@ -28,7 +34,7 @@ def drawn(program: Callable[[int], str], script: Path) -> tuple[list[int], list[
     """The ranks that were drawn last, once a fold held against them, and what is noted."""
     launch = Launch(str(script), (), is_module=False, world_size=1024, local_world_size=8)
     ranks = cast("Workers", Ranks(program, script))
-    table, sample, notes = from_few(launch, Options(), ranks, {})
+    table, sample, notes, _ = from_few(launch, Options(), ranks, {})
     assert all(program(table.representative_of(rank)) == program(rank) for rank in range(1024))
     return sample, notes
 
@@ -50,3 +56,27 @@ def test_a_rank_that_the_source_names_says_nothing_of_others(tmp_path: Path) -> 
     sample, notes = drawn(lambda rank: str(rank == 310), script)
     assert len(sample) == DRAWN
     assert not notes
+
+
+def test_a_test_of_the_source_that_no_rank_met_is_met_and_its_ranks_are_one_class(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("rank = dist.get_rank()\nif rank % 8 == 3 and 40 <= rank // 8 < 60:\n    more()\n")
+    sample, notes = drawn(lambda rank: str(rank % 8 == 3 and 320 <= rank < 480), script)
+    assert len(sample) == DRAWN
+    assert not notes
+
+
+def test_ranks_that_are_drawn_hold_pairs_that_no_other_has() -> None:
+    layout = find_axes(Grid((64, 16), ("dp", "tp")), [])
+    world = np.arange(1024)
+    tests = [world % 16 == 3, world // 16 < 2]  # together on two ranks
+    parts = parts_of_ranks(layout, (), tests)
+    sample = draw(layout, 1, 0, [0, 3 + 16 * 40, 1023], parts)
+    assert {3, 19} & {*sample}
+
+
+def test_parts_are_kinds_of_tensors_too() -> None:
+    layout = find_axes(Grid((8,), ("dp",)), [])
+    buffer = FlatBuffer(tuple(range(8)), 10, ((0, 30, 2), (30, 35, 1), (35, 80, 2)))
+    assert buffer.kinds()[3] == {(5, 1), (45, 2)}
+    assert parts_of_ranks(layout, [buffer]).tolist() == [[place, [0, 0, 0, 1, 2, 2, 2, 2][place]] for place in range(8)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer, RankParts
+from windtunnel.studies.programs.rank_classes.flat_buffers import TENSORS, FlatBuffer, RankParts
 from windtunnel.studies.programs.rank_classes.grid import Grid
 from windtunnel.studies.programs.rank_classes.representatives import Table, find_axes, find_classes
 
@@ -88,7 +88,7 @@ def test_where_alike_parts_do_not_decide_the_program_all_ranks_that_hold_such_ar
     experts = laid_out(range(0, 1024, 4), [(40_000, 2), (100, 1)] * 16)
 
     def program(rank: int) -> str:
-        which = experts.pieces(rank // 4, which=True)
+        which = experts.pieces(rank // 4, TENSORS)
         return f"{experts.pieces(rank // 4)} {len(which) > 4 and which[-1] % 4 == 0}"
 
     mixed = [rank for rank in WORLD if program(rank).endswith("True")]

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from windtunnel.studies.programs.rank_classes.draws import draw
 from windtunnel.studies.programs.rank_classes.grid import Grid, RankAxes, find_grid
-from windtunnel.studies.programs.rank_classes.representatives import draw, find_axes, find_classes
+from windtunnel.studies.programs.rank_classes.representatives import find_axes, find_classes
 from windtunnel.studies.programs.rank_classes.uneven_shards import likely_cuts, short_from
 
 

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from windtunnel.real.capture.fake_tensors.control_flow import script_name
 from windtunnel.real.capture.processes.conditions import MOST_STEPS, Loop
 from windtunnel.real.capture.processes.file_mailbox import STEPS, FileMailbox
+from windtunnel.real.capture.processes.rank_tests import numbers_held
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.equality import digest
 
@@ -47,6 +48,7 @@ class Steps:
         self._rank, self._wanted, self._box, self._timeout_s, self._goes_on = rank, wanted, box, timeout_s, goes_on
         self._files = files
         self.loop = Loop()
+        self._numbers: dict[str, int] = {}
         self.digests: list[str] = []  # of the wanted step and those after it
         self.programs: dict[str, RankProgram] = {}
         self.done = False
@@ -61,6 +63,7 @@ class Steps:
         """A step ends here. How many there are is for rank 0 to say; another rank looks once, or where it is alone."""
         if self._rank and self._goes_on and self.loop.lengths:
             return
+        self._numbers = self._numbers or numbers_held(sys._getframe(2), script_name)
         self.loop.look(sys._getframe(2), script_name)
 
     def take(self, program: RankProgram) -> bool:
@@ -189,6 +192,7 @@ class Steps:
             "digests": self.digests,
             "period": self._period or 1,
             "unseen": self.unseen(),
+            "numbers": self._numbers,
             "loops": [[*loop, length] for loop, length in self.loop.lengths.items()],
         }
 

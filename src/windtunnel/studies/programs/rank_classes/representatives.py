@@ -20,7 +20,6 @@ the search, which begins again, and only what holds against fresh draws is a fol
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,14 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-from windtunnel.studies.programs.rank_classes.flat_buffers import AlikePlaces, FlatBuffer, RankParts
+from windtunnel.studies.programs.rank_classes.flat_buffers import (
+    DIMENSIONS,
+    TENSORS,
+    AlikePlaces,
+    FlatBuffer,
+    RankParts,
+    TestedRanks,
+)
 from windtunnel.studies.programs.rank_classes.grid import Grid, Place, RankAxes
 from windtunnel.studies.programs.rank_classes.search import Box, Digests, Search, find_boxes, is_in
 from windtunnel.studies.programs.rank_classes.uneven_shards import Tail, likely_cuts
@@ -95,6 +101,8 @@ def find_classes(
     kind_of: Callable[[int], object] = lambda rank: None,
     tails_of: Callable[[int], Iterable[Tail]] = lambda rank: (),
     buffers_of: Callable[[int], Iterable[FlatBuffer]] = lambda rank: (),
+    tested: TestedRanks | None = None,
+    detail: int = DIMENSIONS,
 ) -> Table:
     """Run what it takes to know every rank's program, if programs change where these and their neighbours do.
 
@@ -105,6 +113,8 @@ def find_classes(
         kind_of: of a rank that was run; stages whose first ranks are of one kind are taken to be cut alike.
         tails_of: of a rank that was run, where its shards become shorter among its peers.
         buffers_of: of a rank that was run, the flat buffers that it holds a part of.
+        tested: tests of the source on which programs were found to hang.
+        detail: what tells pieces of flat buffers apart, at least.
 
     Raises NoClassesError.
     """
@@ -123,7 +133,7 @@ def find_classes(
         if any(search.at(exact, first) != search.at(exact, last) for exact in alike if exact in probed):
             probed |= dict.fromkeys(alike)
     tails = {exact: list(tails_of(layout.rank(exact, first))) for exact in stages}
-    parts = _cut_parts(search, kinds.values(), buffers_of, tails, probed)
+    parts = _cut_parts(search, kinds.values(), buffers_of, tails, probed, tested, detail)
     probed |= dict.fromkeys(parts)
     search.take_alike({key: points for held in parts.values() for key, points in held.groups.items()})
     search.run(point for held in parts.values() for point in held.unusual)
@@ -140,25 +150,29 @@ def _cut_parts(
     buffers_of: Callable[[int], Iterable[FlatBuffer]],
     tails: Mapping[Place, Iterable[Tail]],
     probed: Collection[Place],
+    tested: TestedRanks | None,
+    least: int,
 ) -> dict[Place, AlikePlaces]:
-    """Who holds alike parts of flat buffers, for stages of each kind in which it makes a difference."""
+    """Who holds alike parts of flat buffers, for stages of each kind in which it makes a difference; and is tested."""
     layout, first = search.layout, tuple(0 for _ in search.layout.axes)
 
-    def alike(exact: Place, *, which: bool) -> AlikePlaces | None:
-        parts = RankParts(layout, buffers_of(layout.rank(exact, first)), which=which)
+    def alike(exact: Place, detail: int | None, tested: TestedRanks | None = None) -> AlikePlaces | None:
+        buffers = [] if detail is None else [*buffers_of(layout.rank(exact, first))]
+        parts = RankParts(layout, [*buffers, *([tested] if tested else [])], detail or DIMENSIONS)
         return AlikePlaces(layout, exact, parts, likely_cuts(layout, tails[exact])) if parts.tails else None
 
-    by_stage = {exact: held for exact in tails if (held := alike(exact, which=False)) is not None}
+    by_stage = {exact: held for exact in tails if (held := alike(exact, least)) is not None}
     search.run((exact, along) for exact in by_stage if exact in probed for along in by_stage[exact].extremes)
-    cut: dict[Place, AlikePlaces] = {}
+    detail: dict[Place, int] = {}  # of stages in which it makes a difference
     for stages in kinds:
         looked_at = [exact for exact in stages if exact in by_stage and exact in probed]
         programs = [[search.at(exact, along) for along in by_stage[exact].extremes] for exact in looked_at]
         if any(usual != later for usual, later, _ in programs):
-            cut |= {exact: held for exact in stages if (held := alike(exact, which=True)) is not None}
-        elif any(usual != most for usual, _, most in programs):
-            cut |= {exact: by_stage[exact] for exact in stages if exact in by_stage}
-    return cut
+            detail |= dict.fromkeys(stages, TENSORS)
+        elif least or any(usual != most for usual, _, most in programs):
+            detail |= dict.fromkeys(stages, least)
+    parts = {exact: alike(exact, detail.get(exact), tested) for exact in tails if tested or exact in detail}
+    return {exact: held for exact, held in parts.items() if held is not None}
 
 
 def _stage(search: Search, exact: Place, boxes: Sequence[Box]) -> Stage:
@@ -170,28 +184,3 @@ def _stage(search: Search, exact: Place, boxes: Sequence[Box]) -> Stage:
         start = next(box[0] for box in boxes if is_in(cell, box))
         cells.append(by_digest.setdefault(search.at(exact, start), search.layout.rank(exact, start)))
     return Stage(exact, cuts, tuple(cells))
-
-
-def draw(layout: RankAxes, count: int, seed: int, ranks_run: Iterable[int]) -> list[int]:
-    """Ranks to verify with, drawn at random among those not run yet: `count` of them, or all there are.
-
-    Stages at one place along the axes are drawn together: where they exchange messages, none runs without the others.
-    """
-    excluded = set(ranks_run)
-    chosen: list[int] = []
-    stages, lengths = layout.stages(), layout.lengths
-    places = prod(lengths)
-    order = random.Random(seed)
-    visited: set[int] = set()
-    while len(chosen) < count and len(visited) < places:
-        at = order.randrange(places)
-        if at in visited:
-            continue
-        visited.add(at)
-        along = []
-        for length in reversed(lengths):
-            at, place = divmod(at, length)
-            along.append(place)
-        fresh = [rank for exact in stages if (rank := layout.rank(exact, along[::-1])) not in excluded]
-        chosen += order.sample(fresh, min(len(fresh), count - len(chosen)))
-    return sorted(chosen)
