@@ -11,7 +11,7 @@ from windtunnel.files.document import to_yaml
 from windtunnel.physics.step.result import Result
 from windtunnel.physics.step.result_of import STRAGGLING
 from windtunnel.questions.asked.diagnose import LOGS, Diagnose
-from windtunnel.questions.asked.plan import Plan, open_plan
+from windtunnel.questions.asked.parts.plan import Plan, open_plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer, Verdict, band_entry, verdict_of
 from windtunnel.questions.reading import plain_part

@@ -14,7 +14,7 @@ from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain, read
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.parts.plan import Plan, Script
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.words import command

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.files.document import own_document
-from windtunnel.questions.asked.plan import ExpertsImpl
+from windtunnel.questions.asked.parts.plan import ExpertsImpl
 from windtunnel.studies.training.plan import Framework, Plan
 
 PURE: dict[str, Literal["fp32", "bf16"]] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}  # precision -> its width

@@ -15,7 +15,7 @@ from windtunnel.physics.cost.communication.collectives import Group, group_of
 from windtunnel.physics.cost.training import software
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
-from windtunnel.questions.asked.plan import ExpertsImpl
+from windtunnel.questions.asked.parts.plan import ExpertsImpl
 from windtunnel.studies.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.studies.training.layout_checks import (
     check_adapters,

@@ -17,9 +17,9 @@ from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.questions import read_part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.parts.plan import Plan
+from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.questions.asked.predict import Predict
-from windtunnel.questions.asked.scenario import Scenario
 from windtunnel.questions.changing import as_given, nested, set_paths
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.reading import plain_part

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.questions.asked.plan import open_plan
+from windtunnel.questions.asked.parts.plan import open_plan
 from windtunnel.studies.planning.fields.pipelines import dealt, uneven
 from windtunnel.studies.planning.plan import plan
 from windtunnel.studies.planning.space import Space, structures

@@ -22,8 +22,8 @@ from windtunnel.faces.report.run_folder import load
 from windtunnel.files.bytes import MIB, first_bytes, path_of
 from windtunnel.files.sqlite import is_sqlite
 from windtunnel.physics.step.result import Result, Status
+from windtunnel.questions.asked.parts.scenario import NAMES
 from windtunnel.questions.asked.saved import Compare, WhatIf
-from windtunnel.questions.asked.scenario import NAMES
 from windtunnel.questions.header import Answer
 from windtunnel.studies.measured_run import MeasuredRun, read_run
 from windtunnel.studies.measured_run.against import ClassTime, classes_against

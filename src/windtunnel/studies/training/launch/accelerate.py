@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windtunnel.questions.asked.plan import OpenPlan
+from windtunnel.questions.asked.parts.plan import OpenPlan
 from windtunnel.studies.training.launch import deepspeed
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, PLAIN, Native, Options, with_comment, with_left_out
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.asked.plan import OpenPlan
+from windtunnel.questions.asked.parts.plan import OpenPlan
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, PLAIN, Native, Options, with_left_out
 
 BUCKET = 500_000_000  # `reduce_bucket_size`

@@ -17,7 +17,7 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.bytes import MIB, read_text
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.asked.plan import OpenPlan, open_plan
+from windtunnel.questions.asked.parts.plan import OpenPlan, open_plan
 from windtunnel.studies.training.launch import (
     accelerate,
     deepspeed,

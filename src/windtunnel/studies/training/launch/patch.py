@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
-from windtunnel.questions.asked.plan import OpenPlan, open_plan
+from windtunnel.questions.asked.parts.plan import OpenPlan, open_plan
 from windtunnel.studies.training.launch import accelerate, recipes, trainer, trainer_writing
 from windtunnel.studies.training.launch.dialects import OWN
 from windtunnel.studies.training.launch.job_file import Native, _leaves
