@@ -154,7 +154,7 @@ def _logged_anchor(path: str, question: Predict) -> tuple[Anchor, Predict]:
 
 def logged_plan(run: MeasuredRun, n_gpus: int) -> dict[str, object]:
     """What the log of a job says of its plan. Raises UserError."""
-    from windtunnel.studies.training.launch import megatron_log
+    from windtunnel.studies.training.launch.megatron import log as megatron_log
 
     fields = dict(megatron_log.read(run.arguments, n_gpus, run.source).fields) if run.arguments else {}
     if run.global_batch is not None:

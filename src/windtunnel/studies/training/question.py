@@ -24,7 +24,7 @@ from windtunnel.questions.changing import as_given, nested, set_paths
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
-from windtunnel.studies.training.launch.recipes import split
+from windtunnel.studies.training.launch.recipes.reading import split
 from windtunnel.studies.training.plan import PLAN_FILE
 from windtunnel.units import format_count
 

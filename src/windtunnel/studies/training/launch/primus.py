@@ -14,8 +14,10 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch import megatron_log, megatron_reading, torchtitan
+from windtunnel.studies.training.launch import torchtitan
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native
+from windtunnel.studies.training.launch.megatron import log as megatron_log
+from windtunnel.studies.training.launch.megatron import reading as megatron_reading
 
 REMEDY = "give a file of Primus for Megatron-LM or torchtitan, or name the model and give flags"
 # What `primus/configs/modules/megatron/pre_trainer.yaml` and what it extends say, where Megatron-LM says another thing.

@@ -19,17 +19,18 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import catalogued, load_model
-from windtunnel.studies.training.launch import megatron_log, megatron_reading
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native
-from windtunnel.studies.training.launch.python_text import (
+from windtunnel.studies.training.launch.megatron import log as megatron_log
+from windtunnel.studies.training.launch.megatron import reading as megatron_reading
+from windtunnel.studies.training.launch.recipes.models import of_class
+from windtunnel.studies.training.launch.recipes.python_text import (
     BYTES_MOST,
     GIVE,
     Module,
     module_of,
     parsed,
 )
-from windtunnel.studies.training.launch.python_values import CallResult, Unread, is_unread
-from windtunnel.studies.training.launch.recipe_models import of_class
+from windtunnel.studies.training.launch.recipes.python_values import CallResult, Unread, is_unread
 
 BRIDGE, NEMO, XTUNER = "Megatron-Bridge", "NeMo 2", "xtuner v1"
 IMPORTS = {"megatron.bridge": BRIDGE, "nemo.collections.llm": NEMO, "nemo_run": NEMO, "xtuner.v1": XTUNER}

@@ -19,10 +19,11 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch import deepspeed, dialects
+from windtunnel.studies.training.launch import deepspeed
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native, file_beside
-from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
-from windtunnel.studies.training.launch.python_text import parsed
+from windtunnel.studies.training.launch.megatron.reading import Arguments, shell_words
+from windtunnel.studies.training.launch.recipes.python_text import parsed
+from windtunnel.studies.training.launch.trainer import dialects
 
 Settings = Mapping[str, object]
 GIVE = "give the script, its launch line or its YAML"

@@ -16,7 +16,7 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.shell import expanded
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native
-from windtunnel.studies.training.launch.megatron import MODULES, RECIPES, STRATEGIES
+from windtunnel.studies.training.launch.megatron.writing import MODULES, RECIPES, STRATEGIES
 
 IDLE = re.compile(f"--({'|'.join(NO_EFFECT['Megatron-LM'])})")
 MODEL = {
