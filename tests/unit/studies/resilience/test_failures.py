@@ -11,7 +11,7 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.studies.resilience.failures import CATALOGUE, draw, fit_log, process_to_yaml, read_failures
 from windtunnel.studies.resilience.failures.draw import NEVER, SLOW
-from windtunnel.studies.resilience.failures.process import Cause, FailureProcess, Lemons, SlowHosts
+from windtunnel.studies.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
 
 DAY_S = 86_400.0
 
@@ -207,3 +207,17 @@ def test_a_log_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
             fit_log(_log(tmp_path, header, rows), 8, 1.0)
     with pytest.raises(SpecError, match="how many days"):
         fit_log(_log(tmp_path, "cause,count", ["a,1"]), 8, 0.0)
+
+
+def test_second_failures_of_bursts_are_events_and_take_hosts_too() -> None:
+    """Of 16 GPUs on two nodes; a fault of two racks' hosts, one of the job, and what is planned."""
+    causes = (
+        Cause("chip", "gpu", "gpu", 1e-8), Cause("rack", "rack", "node", 5e-8, hosts=3),
+        Cause("bug", "software", "job", 7e-8, hosts=0), Cause("upgrade", "planned", "job", 9e-8, symptom="planned"),
+    )  # fmt: skip
+    process = FailureProcess("own", "by hand", causes, bursts=Bursts(0.5))
+    unplanned = (16 * 1e-8 + 2 * 5e-8 + 7e-8) * 1.5
+    assert process.rate_per_s(16, 8) == pytest.approx(unplanned)
+    assert process.mttf_s(16, 8) == pytest.approx(1 / unplanned)
+    assert process.events(16, 8, 1e6) == pytest.approx((unplanned + 9e-8 * 1.5) * 1e6)
+    assert process.host_rate_per_s(8) == pytest.approx((8 * 1e-8 + 3 * 5e-8) * 1.5)
