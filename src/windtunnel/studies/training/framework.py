@@ -85,8 +85,10 @@ _DOCUMENT = own_document(Path(__file__).with_name("frameworks.yaml").read_text("
 
 
 def _habits(name: str) -> Habits:
-    own = {key: tuple(value) if isinstance(value, list) else value for key, value in _DOCUMENT[name].items()}
+    own = dict(_DOCUMENT[name])
     like = own.pop("like", None)
+    if "pipeline_shares_once" in own:
+        own["pipeline_shares_once"] = tuple(own["pipeline_shares_once"])
     return replace(_habits(like), **own) if like else Habits(**own)
 
 
