@@ -31,7 +31,7 @@ from typing import Any
 import windtunnel
 from windtunnel.errors import UserError
 from windtunnel.questions import read
-from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.planning.advice import WORTH
 from windtunnel.studies.planning.bounds import Bounds

@@ -5,8 +5,8 @@
 A mutant is one change of one expression of a module of `ROOTS`: an operator for another, a constant, a term left out,
 min for max, a comparison that takes or leaves its edge, a condition turned round, one side of a choice always taken. It
 is written to a copy of src/, and the test files nearest by imports are run on it until one fails: first the module's
-own, then those that import the module itself, then those that import what imports it. A module is as likely as it has
-places to change.
+own, then those that import the module itself, then those that import what imports it; price examples and accepted
+answers are always among them. A module is as likely as it has places to change.
 
 The tree must not change meanwhile: tests are run where they lie. A file whose test killed a mutant is run on the code
 as it is, once, and left out where it fails there too. What is ended by its limit of CPU time counts as a survivor.
@@ -193,8 +193,8 @@ class Tests:
         self.sound: dict[Path, bool] = {}
 
     def nearest(self, module: str) -> list[Path]:
-        """Price examples, all of which take seconds, then other test files: the module's own, by imports between, by
-        place and by size."""
+        """Price examples and as many other test files as there is room for: the module's own first, then by imports
+        between, by place and by size; last the accepted answers, which take longest."""
         found: dict[Path, int] = {}
         seen, queue = {module}, deque([(module, 0)])
         while queue and len(found) < 4 * FILES_MOST:
@@ -208,11 +208,13 @@ class Tests:
         parts = set(module.split("."))
         own = f"test_{module.rpartition('.')[2]}.py"
 
-        def rank(path: Path) -> tuple[bool, int, int, int]:
-            near = len(parts & set(path.with_suffix("").parts))
-            return path.name != own, found[path], -near, path.stat().st_size
+        def rank(path: Path) -> tuple[bool, bool, int, int, int]:
+            near, far = len(parts & set(path.with_suffix("").parts)), 1 + max(found.values(), default=0)
+            is_last = path.name == "test_answer_examples.py"
+            return is_last, path.name != own, found.get(path, far), -near, path.stat().st_size
 
-        return [*self.examples, *(path for path in sorted(found, key=rank) if path not in self.examples)][:FILES_MOST]
+        others = [path for path in sorted(found, key=rank) if path not in self.examples]
+        return sorted([*self.examples, *others[: FILES_MOST - len(self.examples)]], key=rank)
 
     def is_sound(self, path: Path) -> bool:
         """Whether a file passes on the code as it is."""
@@ -283,11 +285,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", default="1/1", help="2/5: the second of five parts, where one run has little time")
     parser.add_argument("--only", default="", help="mutants of modules whose path holds this")
     parser.add_argument("--write", type=Path, help="append the survivors to this page")
     parser.add_argument("--list", action="store_true", help="say what would be drawn, and run nothing")
     asked = parser.parse_args()
-    mutants = [one for one in drawn(asked.number, asked.seed) if asked.only in str(one.path)]
+    part, parts = map(int, asked.part.split("/"))
+    mutants = [one for one in drawn(asked.number, asked.seed)[part - 1 :: parts] if asked.only in str(one.path)]
     if asked.list:
         print(*mutants, sep="\n")
         return

@@ -29,7 +29,7 @@ from windtunnel.physics.hardware.catalogue import gpu_names
 from windtunnel.physics.model import load_model
 from windtunnel.physics.model.catalogue import catalogue_names
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.asked.plan import Framework, Precision
+from windtunnel.questions.asked.parts.plan import Framework, Precision
 
 GPUS = (1, 2, 4, 8, 8, 16, 24, 64, 72, 128, 256, 1024, 4096, 8192)
 RELEASES = ("nemo-24.11", "mlperf-v4.1", "mlperf-v6.0", "bridge-26.04", "prime-rl-26.02", "torchtitan-24.12")

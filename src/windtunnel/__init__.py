@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.model import Model, load_model
     from windtunnel.physics.step.result import Result
     from windtunnel.questions import ask
-    from windtunnel.questions.asked.scenario import Scenario
+    from windtunnel.questions.asked.parts.scenario import Scenario
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
     from windtunnel.studies.fleet.study import fleet
@@ -63,7 +63,7 @@ _HOME = {
     "Model": ("physics.model", "Model"),
     "Plan": ("studies.training.plan", "Plan"),
     "Result": ("physics.step.result", "Result"),
-    "Scenario": ("questions.asked.scenario", "Scenario"),
+    "Scenario": ("questions.asked.parts.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
     "ServingResult": ("studies.serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),

@@ -19,7 +19,7 @@ from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import transformer
 from windtunnel.physics.step.disturbances.disturbances import parse_disturbances
 from windtunnel.physics.step.nic_sharing import step_sharing
-from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.studies.training import predict, read_plan
 from windtunnel.studies.training.disturbances.cells import cell_factors, placed
 from windtunnel.studies.training.disturbances.op_noise import pass_factors

@@ -12,7 +12,7 @@ from windtunnel.files.document import read_json
 from windtunnel.physics.step.result import Advice, Result
 from windtunnel.questions.asked.check import Check
 from windtunnel.questions.asked.parts import ModelPart
-from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.parts.plan import Plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import plain_part

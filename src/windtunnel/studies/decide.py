@@ -21,7 +21,7 @@ from windtunnel.physics.hardware import Cluster, get_gpu, parse_cluster
 from windtunnel.physics.step.result_of import ROOFLINE_WORTH_SAYING
 from windtunnel.questions.asked.decide import Decide
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import open_plan
+from windtunnel.questions.asked.parts.plan import open_plan
 from windtunnel.questions.asked.search import Search
 from windtunnel.questions.asked.survive import Survive
 from windtunnel.questions.header import Answer

@@ -11,7 +11,7 @@ from windtunnel.files.document import to_yaml
 from windtunnel.physics.step.result import Result
 from windtunnel.physics.step.result_of import STRAGGLING
 from windtunnel.questions.asked.diagnose import LOGS, Diagnose
-from windtunnel.questions.asked.plan import Plan, open_plan
+from windtunnel.questions.asked.parts.plan import Plan, open_plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer, Verdict, band_entry, verdict_of
 from windtunnel.questions.reading import plain_part
@@ -23,7 +23,7 @@ from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.planning.proposals import Proposal, launch_of, proposals
 from windtunnel.studies.predict import answer_at_first, logged_plan, of_launch_file
 from windtunnel.studies.traces.by_class import StepTime
-from windtunnel.studies.training.launch import megatron_log
+from windtunnel.studies.training.launch.megatron import log as megatron_log
 from windtunnel.studies.training.plan import read_plan
 from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time

@@ -14,7 +14,7 @@ from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain, read
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.parts.plan import Plan, Script
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.words import command
@@ -154,7 +154,7 @@ def _logged_anchor(path: str, question: Predict) -> tuple[Anchor, Predict]:
 
 def logged_plan(run: MeasuredRun, n_gpus: int) -> dict[str, object]:
     """What the log of a job says of its plan. Raises UserError."""
-    from windtunnel.studies.training.launch import megatron_log
+    from windtunnel.studies.training.launch.megatron import log as megatron_log
 
     fields = dict(megatron_log.read(run.arguments, n_gpus, run.source).fields) if run.arguments else {}
     if run.global_batch is not None:

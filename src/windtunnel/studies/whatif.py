@@ -8,8 +8,8 @@ from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.step.result import Result
+from windtunnel.questions.asked.parts.scenario import CALM, Scenario
 from windtunnel.questions.asked.predict import Predict
-from windtunnel.questions.asked.scenario import CALM, Scenario
 from windtunnel.questions.old import question_of
 from windtunnel.questions.typed import check, texts
 from windtunnel.questions.words import with_settings

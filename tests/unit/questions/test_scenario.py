@@ -9,7 +9,7 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import SpecError
-from windtunnel.questions.asked.scenario import CALM, NAMES, Parts, Scenario
+from windtunnel.questions.asked.parts.scenario import CALM, NAMES, Parts, Scenario
 from windtunnel.studies.programs.predict import predict_captured
 
 SMALL = ("gpt2-xl", "a100-80gb:8", {"global_batch": 8, "seq_len": 256, "pp": 2})

@@ -12,7 +12,7 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Below, Command, FlagValues, Outputs
 from windtunnel.faces.cli.output import note, print_json, show, stdout, working
 from windtunnel.files.write import check_timeline
-from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.parts.plan import Plan, Script
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.words import settings

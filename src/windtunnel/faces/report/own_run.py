@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.faces.report.prediction.views import CHANGE, breakdown, categories_of, change_of, time_parts
+from windtunnel.questions.header import Verdict
 from windtunnel.studies.diagnose import Diagnosis
 from windtunnel.studies.measured_run.against import ClassTime
 from windtunnel.studies.planning.proposals import Proposal
@@ -24,13 +25,14 @@ from windtunnel.views import (
     Number,
     Part,
     Table,
+    Tone,
     View,
     table_of,
 )
 from windtunnel.views.text import plain
 
 PATCH = "As a patch of your file (patch -p1)"
-TONES = {"as expected": "good", "faster": "calm", "slower": "warn"}
+TONES: dict[Verdict, Tone] = {"as expected": "good", "faster": "calm", "slower": "warn"}
 LINES_SHOWN = 5
 
 
@@ -49,9 +51,7 @@ def diagnose_document(answer: Diagnosis) -> Document:
 
 def _views(answer: Diagnosis) -> Iterator[View]:
     predicted = Number(answer.predicted_step_s, "s", answer.predicted_p5_s, answer.predicted_p95_s)
-    tone = TONES[answer.verdict] if answer.result.infeasible is None else "warn"
-    assert tone in ("good", "calm", "warn")
-    yield Headline(answer.sentence, tone)  # type: ignore[arg-type]
+    yield Headline(answer.sentence, TONES[answer.verdict] if answer.result.infeasible is None else "warn")
     figures = [
         Figure("measured", Number(answer.measured_step_s, "s"), _steady_words(answer)),
         Figure("predicted", predicted, "nothing wrong with the machine"),

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.parts.plan import Plan
+from windtunnel.questions.asked.parts.scenario import NAMES, Scenario
 from windtunnel.questions.asked.predict import Predict
-from windtunnel.questions.asked.scenario import NAMES, Scenario
 from windtunnel.questions.changing import as_given, set_paths
 from windtunnel.questions.form import Input, inputs_of, value_of
 from windtunnel.questions.reading import plain_part, read

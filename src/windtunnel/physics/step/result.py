@@ -22,6 +22,7 @@ from windtunnel.questions.header import SCHEMA
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Status = Literal["ok", "infeasible"]
 BESIDE = ("advice", "advice_tried", "question")  # fields beside the answer
 
 
@@ -225,7 +226,7 @@ class Result(Shown):
     interpolated, fitted, roofline), the share of busy time that rests on it; it sums to 1.
     """
 
-    status: str  # "ok" | "infeasible"
+    status: Status
     spec: Mapping[str, Any]  # model, cluster, plan as resolved, and the version: enough to run it again
     step_time_ns: int
     step_time_p5_ns: int

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import OpenPlan, open_plan
+from windtunnel.questions.asked.parts.plan import OpenPlan, open_plan
 from windtunnel.questions.asked.predict import PLAN_FILE
 
 

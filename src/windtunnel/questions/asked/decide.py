@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import About, part
-from windtunnel.questions.asked.plan import TOKENS_MOST, OpenPlan, open_plan
+from windtunnel.questions.asked.parts.plan import TOKENS_MOST, OpenPlan, open_plan
 
 
 @part

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import TOKENS_MOST, Plan, Script
-from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.asked.parts.plan import TOKENS_MOST, Plan, Script
+from windtunnel.questions.asked.parts.scenario import Scenario
 
 PLAN_FILE = (
     "Plan file in YAML, or the framework's own: torchtitan TOML, Megatron-Core arguments (.sh, .args),"

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import Framework, Precision
+from windtunnel.questions.asked.parts.plan import Framework, Precision
 from windtunnel.questions.asked.serve.parts import Weights
 
 BATCH, POOLS, ROLLOUT, LEARNER, EXTRAS = "Batch", "Pools", "Generation", "Training", "Beside the step"

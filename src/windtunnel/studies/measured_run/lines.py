@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from windtunnel.studies.measured_run.formats import FORMATS, NUMBER, STEP, TIMES, Format
 from windtunnel.studies.measured_run.metrics import METRICS, MS, OF_EVALUATION
 from windtunnel.studies.measured_run.run import Step
-from windtunnel.studies.training.launch.megatron_log import ESCAPES
+from windtunnel.studies.training.launch.megatron.log import ESCAPES
 
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 CLOCK = re.compile(  # glog's has no year

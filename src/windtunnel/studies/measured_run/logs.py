@@ -12,7 +12,7 @@ from statistics import median
 from windtunnel.studies.measured_run.formats import FORMATS
 from windtunnel.studies.measured_run.lines import Record, looks_timed, read_line
 from windtunnel.studies.measured_run.run import OUTLIER, MeasuredRun, Step
-from windtunnel.studies.training.launch.megatron_log import BLOCK_BEGINS, BLOCK_ENDS, ESCAPES, arguments_of
+from windtunnel.studies.training.launch.megatron.log import BLOCK_BEGINS, BLOCK_ENDS, ESCAPES, arguments_of
 
 WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
 BAR, TRAINER, DEEPSPEED, NAMED = "progress bar", "Hugging Face Trainer", "DeepSpeed", "named metrics"

@@ -327,7 +327,7 @@ class Bounds:
         for name in ("cuda_graphs", "overlap_ep"):
             changes[name] = max(options[name], key=bool)
         if not layout.shares_once:
-            changes["zero_stage"] = min(1, layout.plan.zero_stage or 0)
+            changes["zero_stage"] = min(1, layout.zero_stage)
         passes = []
         for overlap in options["overlap_tp"]:
             filled = layout.plan.overlap_tp if overlap is None else overlap

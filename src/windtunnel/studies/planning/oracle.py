@@ -17,7 +17,7 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.studies.planning.least.beside_passes import held_by_ranks
 from windtunnel.studies.training import Plan, predict, read_plan
-from windtunnel.studies.training.launch.megatron import hides_exchange, interleaves
+from windtunnel.studies.training.launch.megatron.writing import hides_exchange, interleaves
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.by_stage import simulate_by_stage
 from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of

@@ -27,9 +27,9 @@ from windtunnel.physics.step.disturbances.disturbed_step import Replayed
 from windtunnel.physics.step.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.physics.step.result_of import limits_of, read, result_of
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import Framework, Script
+from windtunnel.questions.asked.parts.plan import Framework, Script
+from windtunnel.questions.asked.parts.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.asked.predict import Predict
-from windtunnel.questions.asked.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.header import product_version
 from windtunnel.questions.typed import check
 from windtunnel.studies.programs.compiler.fused_program import fused

@@ -18,7 +18,7 @@ from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result, TechniqueGain
 from windtunnel.questions import read
-from windtunnel.questions.asked.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.questions.asked.parts.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.typed import texts
 from windtunnel.studies.techniques.answer import with_technique
 from windtunnel.studies.techniques.collective_partitioning import price as partitioning

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.hardware import Cluster
     from windtunnel.physics.model import Model
     from windtunnel.physics.step.result import Result
-    from windtunnel.questions.asked.plan import Plan
+    from windtunnel.questions.asked.parts.plan import Plan
 
 KEPT = 256
 # By the identity of the model, which is kept: hashing its layers costs more than the rest of the answer.

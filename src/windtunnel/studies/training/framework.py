@@ -10,10 +10,12 @@ script of one process per rank, eager, foreach AdamW, nothing sharded, overlappe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.questions.asked.plan import ExpertsImpl
+from windtunnel.files.document import own_document
+from windtunnel.questions.asked.parts.plan import ExpertsImpl
 from windtunnel.studies.training.plan import Framework, Plan
 
 PURE: dict[str, Literal["fp32", "bf16"]] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}  # precision -> its width
@@ -79,149 +81,18 @@ class Habits:
     measured: bool = True
 
 
-_FSDP = Habits(
-    title="PyTorch FSDP",
-    zero_stage=3,
-    gradient_dtype="bf16",
-    parameter_dtype="fp32",
-    overlap_grad_reduce=True,
-    overlap_sharded_reduce=True,
-    message_parameters=40e6,
-    overlap_param_gather=True,
-    pipeline_shares_once=(2, 3),
-    equal_groups=True,  # `ScheduleInterleaved1F1B` of torch.distributed.pipelining
-    copies_exchanges=True,
-    overlaps_one_product=True,
-    sums_norms_apart=True,
-    fused_norms=True,
-    experts_impl="grouped",
-)
-HABITS: dict[Framework, Habits] = {
-    "megatron": Habits(
-        title="Megatron-Core",
-        sequence_parallel=True,
-        zero_stage=1,
-        gradient_dtype="bf16",
-        parameter_dtype="bf16",
-        overlap_grad_reduce=True,
-        overlap_sharded_reduce=True,
-        message_parameters=40e6,
-        message_per_replica=1e6,  # `max(40M, 1M x dp)`: `DistributedDataParallelConfig`
-        scatters_sends=True,  # `scatter_gather_tensors_in_pipeline`
-        overlap_param_gather=True,
-        overlap_tp=True,
-        overlap_tp_backward=True,
-        overlap_p2p_interleaved=True,
-        reentrant_recompute=True,
-        compile=True,  # TransformerEngine's fused kernels do what compilation does elsewhere
-        fused_optimizer=True,
-        expert_tensor_parallel=True,
-        vocabulary_unit=128,  # `--make-vocab-size-divisible-by`
-        pipeline_shares_once=(2,),
-        overlaps_muon=False,  # `validate_args` refuses it
-        own_low_precision=True,
-    ),
-    "torchtitan": replace(
-        _FSDP,
-        title="torchtitan (FSDP2)",
-        sequence_parallel=True,
-        gradient_dtype="fp32",
-        fused_optimizer=True,
-        weighs_in_fp32=True,
-        routes_whole=True,
-        deduplicates=False,  # `all_to_all_single`
-    ),
-    "fsdp": _FSDP,
-    "nanotron": Habits(
-        title="nanotron",
-        sequence_parallel=True,
-        zero_stage=1,
-        gradient_dtype="fp32",
-        parameter_dtype="bf16",
-        overlap_grad_reduce=True,
-        message_parameters=160e6,
-        overlap_tp_backward=True,
-        reentrant_recompute=True,
-        expert_tensor_parallel=True,
-        adds_gradients=True,
-        late_beside_pipeline=True,
-        # With ZeRO-0 gradients go through DistributedDataParallel, in its buckets of 25 MiB (`ddp_bucket_cap_mb`); with
-        # ZeRO-1 in one coalesced call behind the last backward.
-        message_whole_parameters=13.1e6,
-    ),
-    "pytorch": Habits(
-        title="plain PyTorch",
-        zero_stage=0,
-        gradient_dtype="bf16",
-        parameter_dtype="bf16",
-        message_parameters=12.5e6,  # DistributedDataParallel's buckets of 25 MiB
-        fused_projections=False,
-        pure_precision=True,
-        fused_norms=True,
-        clips_gradients=False,
-        experts_impl="sequential",  # a loop in Python
-    ),
-}
+_DOCUMENT = own_document(Path(__file__).with_name("frameworks.yaml").read_text("utf-8"))
 
-# Frameworks that stand near one of those above: what they do otherwise.
-_BESIDE_MEGATRON = replace(
-    HABITS["megatron"],
-    message_per_replica=0.0,
-    overlap_tp=False,
-    overlap_p2p_interleaved=False,
-    compile=False,
-    own_low_precision=False,
-)
-_UNMEASURED = replace(_BESIDE_MEGATRON, vocabulary_unit=1, scatters_sends=False, fused_norms=True, measured=False)
-_FSDP_WITHOUT_DTENSOR = replace(
-    _FSDP,
-    fused_optimizer=True,
-    pipeline_shares_once=(),
-    equal_groups=False,
-    copies_exchanges=False,
-    sums_norms_apart=False,
-    measured=False,
-)
-HABITS |= {
-    "megatron-deepspeed": replace(
-        _BESIDE_MEGATRON,
-        title="Megatron-DeepSpeed",
-        adds_gradients=True,  # by autograd
-        sequence_parallel=False,
-        overlap_grad_reduce=False,  # the pipeline engine reduces behind the last backward
-        overlap_sharded_reduce=False,
-        message_parameters=500e6,  # `reduce_bucket_size`
-        overlap_param_gather=False,
-    ),
-    "deepspeed": replace(
-        _FSDP_WITHOUT_DTENSOR,
-        title="DeepSpeed ZeRO",
-        parameter_dtype="bf16",  # fp32 only in the optimizer's shard
-        message_parameters=500e6,
-    ),
-    "internevo": replace(
-        _UNMEASURED,
-        title="InternEvo",
-        message_parameters=134e6,  # `reduce_bucket_size` of 512 MiB, bf16
-    ),
-    "colossalai": replace(
-        _UNMEASURED,
-        title="ColossalAI (HybridParallelPlugin)",
-        sequence_parallel=False,
-        message_parameters=6e6,  # `zero_bucket_size_in_m` of 12 MiB
-        overlap_param_gather=False,
-    ),
-    # XLA compiles the whole step: fused, parameters fp32 and sharded, collectives asynchronous, no host in between.
-    "maxtext": replace(
-        _FSDP_WITHOUT_DTENSOR,
-        title="MaxText (JAX)",
-        overlap_tp_backward=True,
-        sequence_parallel=True,
-        gradient_dtype="fp32",
-        overlap_tp=True,
-        compile=True,
-    ),
-}
+
+def _habits(name: str) -> Habits:
+    own = dict(_DOCUMENT[name])
+    like = own.pop("like", None)
+    if "pipeline_shares_once" in own:
+        own["pipeline_shares_once"] = tuple(own["pipeline_shares_once"])
+    return replace(_habits(like), **own) if like else Habits(**own)
+
+
+HABITS: dict[Framework, Habits] = {name: _habits(name) for name in get_args(Framework)}
 
 
 def check_plain(plan: Plan) -> None:

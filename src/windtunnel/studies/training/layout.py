@@ -15,7 +15,7 @@ from windtunnel.physics.cost.communication.collectives import Group, group_of
 from windtunnel.physics.cost.training import software
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
-from windtunnel.questions.asked.plan import ExpertsImpl
+from windtunnel.questions.asked.parts.plan import ExpertsImpl
 from windtunnel.studies.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.studies.training.layout_checks import (
     check_adapters,
@@ -97,6 +97,11 @@ class Layout:
         return float(self.plan.bucket_parameters or habit)
 
     @property
+    def zero_stage(self) -> int:
+        """Of the plan, whose blanks are filled here."""
+        return self.plan.zero_stage or 0
+
+    @property
     def gradient_bytes(self) -> float:
         """Of one gradient, as it is kept and reduced."""
         return 4.0 if self.plan.gradient_dtype == "fp32" else 2.0
@@ -115,7 +120,7 @@ class Layout:
     @property
     def shares_once(self) -> bool:
         """Whether shards are gathered and gradients reduced once in a step: `lowering/shards/pipelined_shards.py`."""
-        return self.plan.pp > 1 and self.plan.zero_stage in self.habits.pipeline_shares_once
+        return self.plan.pp > 1 and self.zero_stage in self.habits.pipeline_shares_once
 
     @property
     def late_members(self) -> bool:
@@ -180,12 +185,12 @@ class Layout:
     @property
     def gathers_in_passes(self) -> bool:
         """Whether every pass gathers the parameters that it needs."""
-        return self.plan.zero_stage == 3 and not self.shares_once
+        return self.zero_stage == 3 and not self.shares_once
 
     @property
     def reduces_in_passes(self) -> bool:
         """Whether every backward pass reduces the gradients that it makes."""
-        return (self.plan.zero_stage or 0) >= 2 and not self.shares_once
+        return self.zero_stage >= 2 and not self.shares_once
 
     @property
     def pass_key(self) -> tuple[object, ...]:

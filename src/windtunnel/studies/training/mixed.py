@@ -24,7 +24,7 @@ from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.physics.model import Model
 from windtunnel.physics.step.result import Result, StageMemory
 from windtunnel.questions import plain
-from windtunnel.questions.asked.scenario import CALM
+from windtunnel.questions.asked.parts.scenario import CALM
 from windtunnel.questions.words import command
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.by_stage import Pieces, simulate_by_stage

@@ -9,7 +9,7 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.model.adapters import MODULES, TARGETS, check_targets
 from windtunnel.questions import read_part
-from windtunnel.questions.asked.plan import Framework, Plan, Precision
+from windtunnel.questions.asked.parts.plan import Framework, Plan, Precision
 from windtunnel.questions.fields import fields_of
 
 __all__ = ["PARAMETER_FORMATS", "PEAK_DTYPE", "RECOMPUTE_PARTS", "Framework", "Plan", "Precision", "read_plan"]

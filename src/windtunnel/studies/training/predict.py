@@ -36,8 +36,8 @@ from windtunnel.physics.step.result_of import (
     roofline_warning,
     sum_to,
 )
+from windtunnel.questions.asked.parts.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.asked.predict import Predict
-from windtunnel.questions.asked.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.header import product_version
 from windtunnel.studies.training.answers import answer_to, remember
 from windtunnel.studies.training.distance import distances, memory_spread

@@ -17,14 +17,14 @@ from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.questions import read_part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
-from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.parts.plan import Plan
+from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.questions.asked.predict import Predict
-from windtunnel.questions.asked.scenario import Scenario
 from windtunnel.questions.changing import as_given, nested, set_paths
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
-from windtunnel.studies.training.launch.recipes import split
+from windtunnel.studies.training.launch.recipes.reading import split
 from windtunnel.studies.training.plan import PLAN_FILE
 from windtunnel.units import format_count
 

@@ -22,7 +22,7 @@ from windtunnel.faces.ui.form import asked_of, field_for, file_or_name, plan_fie
 from windtunnel.faces.ui.jobs import JobList
 from windtunnel.faces.ui.server import FORM_BYTES_MOST, application
 from windtunnel.faces.ui.swept import journalled, tabled
-from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.asked.parts.scenario import Scenario
 
 HERE = "127.0.0.1:8765"
 SAME = {"origin": f"http://{HERE}"}

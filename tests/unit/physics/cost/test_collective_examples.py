@@ -206,3 +206,20 @@ def test_uplinks_are_met_by_what_leaves_the_pod() -> None:
     assert collectives._uplink_shares(group, 8.0, plain) == (0.0, 0.0)
     assert collectives._uplink_shares(group, 8.0, replace(cluster, gpus_per_pod=None)) == (4.0, 4.0)
     assert collectives._uplink_shares(group, 8.0, replace(cluster, gpus_per_pod=64)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("network", sorted(nccl.calibration()["networks"]))
+@pytest.mark.parametrize("generation", ["ampere", "hopper", "blackwell"])
+def test_each_networks_constants_are_its_own_or_its_defaults(network: str, generation: str) -> None:
+    nets = nccl.calibration()["networks"][network]
+    net = {**nets["default"], **nets.get(generation, {})}
+    fabric = nccl.fabric_of(nccl.calibration(), LINKS._replace(net_protocol=network, generation=generation))
+    assert (fabric.bulk_s, fabric.bulk_nvls_s) == pytest.approx((net["bulk_us"] * 1e-6, net["bulk_nvls_us"] * 1e-6))
+    assert fabric.tree_of_two == net.get("tree_of_two", 1.0)
+    assert fabric.nvls_tree_most == net.get("nvls_tree_most", math.inf)
+    assert fabric.nic_seconds_per_byte == pytest.approx(1 / (50e9 * net["efficiency"]))
+    up = nccl.calibration()["scale_up"].get(generation, {}).get("nvls")
+    if up:
+        assert fabric.nvls_tree_rack_s == pytest.approx(up.get("tree_rack_us", 0.0) * 1e-6)
+        assert fabric.nvls_tree_nics == up.get("tree_nics", math.inf)
+        assert fabric.nvls_wide == pytest.approx(up["efficiency"] / up.get("wide_efficiency", up["efficiency"]))

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.interpolate import RegularGridInterpolator
 
-from windtunnel.physics.cost.measured.interpolation import LogGrid, filled, isotonic, monotone
+from windtunnel.physics.cost.measured.interpolation import LogGrid, filled, isotonic, monotone, quantile_pair
 
 VALUES = st.floats(-5.0, 5.0, allow_nan=False)
 AXES = ((0.0, 1.0, 2.5), (0.0, 0.5, 2.0, 3.0), (1.0, 2.0))
@@ -81,3 +83,50 @@ def test_filled_keeps_what_is_known_and_interpolates_the_rest() -> None:
     assert filled(holed, axes, along=(0, 1)) == pytest.approx(truth)
     with pytest.raises(ValueError, match="nothing is known"):
         filled(np.full((3, 4, 2), np.nan), axes, along=(0, 1))
+
+
+@pytest.mark.parametrize("n_axes", [1, 2, 3, 4])
+def test_inside_a_grid_is_multilinear_and_beyond_it_each_axis_has_its_slopes(n_axes: int) -> None:
+    random = np.random.default_rng(n_axes)
+    axes = (*AXES, (0.0, 3.0))[:n_axes]
+    values = random.normal(size=tuple(map(len, axes)))
+    above, below = (1.0, 0.5, 0.25, 2.0)[:n_axes], (0.0, 0.75, 1.5, 0.5)[:n_axes]
+    grid = LogGrid(axes, values.astype(np.float32), above, below)
+    oracle = RegularGridInterpolator(axes, values)
+    assert grid.shortest_s == pytest.approx(math.exp(values.ravel()[0]))
+    for point in random.uniform(-1.0, 4.0, (40, n_axes)):
+        inside = [min(max(x, nodes[0]), nodes[-1]) for x, nodes in zip(point, axes, strict=True)]
+        beyond = [x - edge for x, edge in zip(point, inside, strict=True)]
+        rise = sum(step * (up if step > 0 else down) for step, up, down in zip(beyond, above, below, strict=True))
+        found = grid.read(tuple(point))
+        assert found.log_value == pytest.approx(float(oracle(inside)[0]) + rise, abs=1e-5)
+        assert found.outside == pytest.approx(sum(map(abs, beyond)))
+        shares = [
+            2 * float(min(x - a, b - x)) / (b - a)
+            for x, nodes in zip(inside, axes, strict=True)
+            for a, b in pairwise(nodes)
+            if a <= x <= b
+        ]
+        assert found.between == pytest.approx(max(shares))
+
+
+def test_a_gap_is_the_mean_of_its_lines_and_one_that_none_crosses_waits_for_them() -> None:
+    axes = [np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 3.0])]
+    gap = np.array([[0.0, 1.0, 5.0], [4.0, np.nan, 6.0], [8.0, 9.0, 7.0]])
+    by_rows, by_columns = 4.0 + (6.0 - 4.0) / 3.0, (1.0 + 9.0) / 2.0
+    assert filled(gap, axes, along=(0, 1))[1, 1] == pytest.approx((by_rows + by_columns) / 2.0)
+    assert filled(gap, axes, along=(1,))[1, 1] == pytest.approx(by_rows)
+    row = np.array([[1.0, np.nan, np.nan], [np.nan, np.nan, np.nan], [np.nan, np.nan, np.nan]])
+    # Along the second axis first 1, 1 + 1, 1 + 3; then each goes on below with the same slope of 1.
+    done = filled(row, axes, along=(0, 1))
+    assert done[0].tolist() == [1.0, 2.0, 4.0]
+    assert done[:, 0].tolist() == [1.0, 2.0, 3.0]
+    assert done[1, 1] == pytest.approx(3.0)
+    start = filled(np.array([[np.nan, 2.0, 4.0]]), [np.array([0.0]), axes[1]], along=(1,))
+    assert start[0, 0] == 2.0  # before the first a smaller one is no faster
+
+
+def test_a_band_leaves_four_percent_of_what_set_it_beyond_either_side() -> None:
+    errors = np.linspace(-1.0, 1.0, 101)
+    assert quantile_pair(errors) == (pytest.approx(-0.92), pytest.approx(0.92))
+    assert quantile_pair(np.array([])) == (0.0, 0.0)

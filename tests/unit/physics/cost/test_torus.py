@@ -1,9 +1,13 @@
 """Collectives on a torus against what is published of them, and laws of rings, lines and slices."""
 
+from dataclasses import replace
+
 import pytest
 
 from windtunnel.errors import SpecError
+from windtunnel.physics.cost.communication import torus
 from windtunnel.physics.cost.communication.collectives import collective, formula, group_of, latency_and_bandwidth
+from windtunnel.physics.cost.communication.nccl import SERVICE_BYTES, Cost, Fabric, Protocol, Shape
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 
@@ -89,3 +93,65 @@ def test_other_algorithms_are_refused() -> None:
     cluster = parse_cluster("tpu-v6e:8")
     with pytest.raises(SpecError, match="torus"):
         collective("all_reduce", LARGE, group_of(8, 1, cluster), cluster, algorithm="ring")
+
+
+PROTOCOL = Protocol("simple", 10.0, 2.0, 0.5e-6, 7.0, 5.0)  # base, hop, per byte, ring step, tree step
+FABRIC = Fabric(
+    protocols=(PROTOCOL._replace(seconds_per_byte=99.0), PROTOCOL), extra_steps=1.0, nvls=None, nvls_fill_s=3.0,
+    direct=(PROTOCOL,), direct_extra=0.5, ep_base_s=6.0, ep_seconds_per_byte=0.125, peers_for_full_rate=1.0,
+    nic_seconds_per_byte=4e-6, nic_ep_seconds_per_byte=8.0, nic_latency_s=1.0, bulk_s=0.25, bulk_nvls_s=0.75,
+    tree_of_two=1.0, nvls_tree_most=99.0, measured_up=True, measured_net=True,
+)  # fmt: skip
+# 4 x 8 chips as two lines of a torus of 16 x 16, whose links carry 8 MB a second; on them a byte takes `LONGER`.
+LINK = replace(
+    pod(90.0, "16x16", 32).scale_up, bandwidth_bytes_per_s=32e6, peer_bandwidth_bytes_per_s=8e6, latency_s=0.25
+)
+LONGER = 0.5 * 32.0  # on MB: the protocol's seconds for a byte over the data sheet's
+S = 960.0  # MB
+
+
+def of(kind: str, n: int, k: float, m: int, stride: int = 1, **shape: float) -> Cost:
+    """What so many ranks take, `k` in each of `m` slices."""
+    return torus.cost(kind, S * 1e6, Shape(n, k, m, **{"nic_share": 1.0, **shape}), stride, 32, LINK, FABRIC)
+
+
+def test_gathers_and_sums_take_the_links_that_bring_data_and_the_nics_between_slices() -> None:
+    inside = of("all_gather", 32, 32.0, 1)
+    assert inside.latency_s == (3 + 7) * 0.25
+    assert inside.bandwidth_s == pytest.approx(S * 31 / 32 * LONGER / (8 + 8))
+    assert of("all_reduce", 32, 32.0, 1).latency_s == 2 * inside.latency_s
+    assert of("all_reduce", 32, 32.0, 1).bandwidth_s == pytest.approx(2 * inside.bandwidth_s)
+    assert of("broadcast", 32, 32.0, 1).bandwidth_s == pytest.approx(S * LONGER / 16)
+    across = of("all_gather", 96, 32.0, 3)
+    assert across.latency_s == inside.latency_s + 2 * (7 + 1)
+    assert across.bandwidth_s == pytest.approx(inside.bandwidth_s + S / 32 * 2 / 3 * 4)
+    assert of("reduce", 96, 32.0, 3).bandwidth_s == pytest.approx(S * LONGER / 16 + S / 32 * 4)
+    both = of("all_gather", 96, 32.0, 3, nic_share=2.0, ring_uplink=5.0).bandwidth_s - inside.bandwidth_s
+    assert both == pytest.approx(5 * S / 32 * 2 / 3 * 4)
+    barrier = of("barrier", 32, 32.0, 1)
+    assert barrier.seconds == pytest.approx(2 * 10 * 0.25 + 2 * SERVICE_BYTES * 1e-6 * 31 / 32 * LONGER / 16)
+    alone = of("all_gather", 3, 1.0, 3)  # one rank of each slice: nothing moves inside
+    assert (alone.latency_s, alone.bandwidth_s) == (2 * 8, pytest.approx(S * 2 / 3 * 4))
+
+
+def test_exchanges_take_the_busiest_link_or_the_nic_whichever_is_longer() -> None:
+    inside = of("all_to_all", 32, 32.0, 1)
+    assert inside.latency_s == 10 * 0.25
+    assert inside.bandwidth_s == pytest.approx(S * (8 / 4) / 8 * LONGER)  # a line of eight: n / 4
+    across = of("ep_dispatch", 96, 32.0, 3)
+    assert across.latency_s == 10 * 0.25 + 7 + 1
+    assert across.bandwidth_s == pytest.approx(max(S / 3 * 2 / 8 * LONGER, S * 64 / 96 * 4))
+    slow = of("ep_combine", 96, 32.0, 3, nic_share=0.001)
+    assert slow.bandwidth_s == pytest.approx(S / 3 * 2 / 8 * LONGER)
+    assert of("ep_combine", 96, 32.0, 3, direct_uplink=3.0).bandwidth_s == pytest.approx(3 * S * 64 / 96 * 4)
+
+
+def test_a_send_shares_the_links_on_its_way_or_takes_the_nic() -> None:
+    """Five ranks on: one step along the first axis of four, and one along the second."""
+    near = of("send_recv", 2, 2.0, 1, stride=5)
+    assert (near.latency_s, near.bandwidth_s) == (2 * 0.25, pytest.approx(S / 8 * LONGER))
+    far = of("send_recv", 2, 2.0, 1, stride=14)
+    assert (far.latency_s, far.bandwidth_s) == (5 * 0.25, pytest.approx(3 * S / 8 * LONGER))
+    out = of("send_recv", 2, 1.0, 2, stride=32, nic_share=2.0)
+    assert (out.latency_s, out.bandwidth_s) == (7 + 1, S * 4 * 2)
+    assert (out.algorithm, out.protocol) == ("torus", "simple")

@@ -1,11 +1,14 @@
 """Slices of a torus: the shapes that clouds sell, which axes are rings, and how groups lie on them."""
 
+from collections import Counter, defaultdict
+from itertools import product
+
 import pytest
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
-from windtunnel.physics.hardware.torus import Extent, extents, slice_of, steps_between
+from windtunnel.physics.hardware.torus import Axis, Extent, axis_rates, extents, slice_of, steps_between
 
 V5P_SHAPES = {  # Google Cloud documentation of TPU v5p, single-slice shapes, read 2026-11-28
     4: "1x2x2", 8: "2x2x2", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
@@ -88,3 +91,61 @@ def test_the_busiest_link_of_an_exchange_carries_all_ways_that_lead_over_it(
 ) -> None:
     """Of 3 in a ring each sends a third to the right; of 5 a fifth over one hop and another over two."""
     assert Extent(members, 1, 1.0, ring).crossing == pytest.approx(part)
+
+
+def ways(n: int, ring: bool, start: int, end: int) -> list[list[tuple[int, int]]]:
+    """The shortest ways from chip to chip, as links (from, direction): two where both sides of a ring are alike."""
+    right = (end - start) % n if ring else end - start
+    both = {
+        direction: [((start + direction * i) % n, direction) for i in range(hops)]
+        for direction, hops in ((1, right), (-1, n - right if ring else -right))
+        if hops > 0
+    }
+    shortest = min(map(len, both.values()))
+    return [way for way in both.values() if len(way) == shortest]
+
+
+@pytest.mark.parametrize("ring", [True, False])
+@pytest.mark.parametrize("n", range(2, 10))
+def test_crossing_and_hops_are_what_walking_every_message_counts(n: int, ring: bool) -> None:
+    load: dict[tuple[int, int], float] = defaultdict(float)
+    furthest = 0
+    for start, end in product(range(n), repeat=2):
+        if start != end:
+            found = ways(n, ring, start, end)
+            furthest = max(furthest, len(found[0]))
+            for way in found:
+                for link in way:
+                    load[link] += 1 / (n * len(found))
+    extent = Extent(n, 1, 1.0, ring)
+    assert extent.crossing == pytest.approx(max(load.values()))
+    assert extent.hops == furthest
+    assert Extent(n, 3, 1.0, ring).hops == 3 * furthest
+    inbound = Counter((chip + direction) % n for chip, direction in load)
+    assert extent.links == min(inbound.values())
+    axes = (Axis(n, 1.0, ring),)
+    assert max(steps_between(axes, distance)[0] for distance in range(n)) == furthest
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4, 6, 12])
+def test_groups_of_one_stride_fill_the_slice_and_share_its_links(stride: int) -> None:
+    """Of 4 x 3 x 2 chips every `stride`-th: members over the axes make the group, groups beside it share the links."""
+    axes = (Axis(4, 8.0, True), Axis(3, 6.0, True), Axis(2, 4.0, False))
+    lie = extents(axes, 24 // stride, stride)
+    members = 1
+    for extent in lie:
+        members *= extent.members
+    assert members >= 24 // stride
+    for extent, axis in zip(lie, axes, strict=True):
+        assert extent.bytes_per_s * extent.gap == axis.bytes_per_s
+        assert extent.members == 1 or (extent.members - 1) * extent.gap < axis.length
+        assert not extent.ring or (axis.ring and extent.members * extent.gap >= axis.length)
+    assert lie[0].ring == (stride < 4)
+    assert [extent.members for extent in extents(axes, 5, 1)] == [4, 2, 1]
+
+
+def test_the_last_axis_has_what_the_others_leave() -> None:
+    link = parse_cluster("trainium2:64").scale_up
+    rates = axis_rates(link)
+    assert 2 * sum(rates) == pytest.approx(link.bandwidth_bytes_per_s)
+    assert rates[0] == rates[1] == link.to_one_peer_bytes_per_s

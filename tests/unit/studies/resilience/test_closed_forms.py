@@ -11,7 +11,7 @@ import pytest
 
 from windtunnel.studies.resilience import ettr, standbys
 from windtunnel.studies.resilience.checkpoints import Checkpoint
-from windtunnel.studies.resilience.closed_form import _mean_rate, _slow
+from windtunnel.studies.resilience.closed_form import Rates, _mean_rate, _slow, closed_form, rates_of
 from windtunnel.studies.resilience.failures import read_failures
 
 HOUR = 3600.0
@@ -132,3 +132,48 @@ def test_standbys_cost_what_idles_and_what_waits() -> None:
     assert costs[1] == (1, pytest.approx(1 + lost * (1 - none)))
     assert costs[2] == (2, pytest.approx(2 + lost * (1 - none - one)))
     assert standbys.cheapest_standbys(((0, 2.0), (1, 1.0), (2, 1.0))) == 1
+
+
+def test_what_a_policy_makes_of_each_cause_by_hand() -> None:
+    """Four causes: one reads a checkpoint, one keeps the step, one takes a machine out, one is planned (no lemon)."""
+    job = SimpleNamespace(gpus=64, hosts=8, step_s=20.0)
+
+    def cause(rate: float, symptom: str, hosts: int) -> SimpleNamespace:
+        return SimpleNamespace(of_job=lambda gpus, nodes: rate * nodes, symptom=symptom, hosts=hosts)
+
+    causes = [cause(1e-6, "hang", 1), cause(2e-6, "explicit", 0), cause(3e-6, "silent", 2), cause(4e-6, "planned", 1)]
+    reactions = {
+        "hang": SimpleNamespace(phases=(100.0, 50.0), keeps_step=False, away_s=0.0),
+        "explicit": SimpleNamespace(phases=(30.0,), keeps_step=True, away_s=0.0),
+        "silent": SimpleNamespace(phases=(10.0, 5.0), keeps_step=True, away_s=4e4),
+        "planned": SimpleNamespace(phases=(60.0,), keeps_step=False, away_s=0.0),
+    }
+    slow = SimpleNamespace(rate_per_node_s=1e-7, shortest_s=100.0, longest_s=100.0, slower=0.25)
+    process = SimpleNamespace(
+        causes=causes, slow=slow, bursts=SimpleNamespace(share=0.5), lemons=SimpleNamespace(share_of_failures=0.2)
+    )
+    policy = SimpleNamespace(
+        evicts=True, away="from the job", react=lambda one, spare: reactions[one.symptom], rejoin=(7.0, 3.0),
+        units=lambda one: one.hosts, rate=lambda units: 1 - units / 8, slow_found_s=40.0, swap=(6.0, 2.0),
+    )  # fmt: skip
+    found = rates_of(process, policy, job, spare=True)  # type: ignore[arg-type]
+    hang, silent, planned = 8 * 1.5 * 0.8 * 1e-6, 8 * 1.5 * 0.8 * 3e-6, 8 * 1.5 * 4e-6
+    assert found.reading_per_s == pytest.approx(hang + planned)
+    assert found.reading_down_s == pytest.approx((hang * 150 + planned * 60) / (hang + planned))
+    paused = 8 * 1.5 * 2e-6 * (30 + 10) + silent * (15 + 10 + 10) + 1e-7 * 8 * 1.0 * 8
+    assert found.paused_s == pytest.approx(paused)
+    away = silent * 2 * 4e4
+    chances = [math.exp(-away) * away**n / math.factorial(n) for n in range(40)]
+    mean = sum(chance * (1 - n / 8) for n, chance in enumerate(chances))
+    slowed = 1 - (1 - math.exp(-1e-7 * 8 * 40)) * 0.25 / 1.25
+    assert found.speed == pytest.approx(mean * slowed, rel=1e-6)
+    assert closed_form(found, 5.0, 900.0, ettr.exact) == pytest.approx(
+        ettr.exact(found.reading_per_s, found.reading_down_s, 5.0, 900.0) * found.speed / (1 + paused)
+    )
+    kept = SimpleNamespace(**{**vars(policy), "evicts": False, "away": "replaced", "slow_found_s": None})
+    plain = rates_of(process, kept, job, spare=True)  # type: ignore[arg-type]
+    assert plain.reading_per_s == pytest.approx(8 * 1.5 * 5e-6)  # lemons stay
+    assert plain.paused_s == pytest.approx(8 * 1.5 * (2e-6 * 40 + 3e-6 * 25))  # none is away, none is sent away
+    assert plain.speed == pytest.approx(1 - (1 - math.exp(-1e-7 * 8 * 100)) * 0.25 / 1.25)
+    calm = SimpleNamespace(**{**vars(process), "causes": []})
+    assert rates_of(calm, kept, job, spare=True) == Rates(0.0, 0.0, 0.0, plain.speed)  # type: ignore[arg-type]

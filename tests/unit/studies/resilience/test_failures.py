@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from windtunnel.errors import InputFileError, UnknownNameError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.studies.resilience.failures import CATALOGUE, draw, fit_log, process_to_yaml, read_failures
 from windtunnel.studies.resilience.failures.draw import NEVER, SLOW
-from windtunnel.studies.resilience.failures.process import Cause, FailureProcess, Lemons, SlowHosts
+from windtunnel.studies.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
 
 DAY_S = 86_400.0
 
@@ -138,3 +139,85 @@ def test_what_a_cause_is_called_says_how_it_shows(tmp_path: Path) -> None:
         "NCCL timeout": "hang", "hang in a collective": "hang", "NaN": "silent", "silent corruption": "silent",
         "nan counter broken": "explicit", "upgrade": "planned", "restart": "manual",
     }  # fmt: skip
+
+
+def _log(folder: Path, header: str, rows: list[str]) -> Path:
+    path = folder / "log.csv"
+    path.write_text("\n".join([header, *rows]))
+    return path
+
+
+def test_rates_of_a_log_are_counts_over_what_was_watched(tmp_path: Path) -> None:
+    rows = ["chip,6,gpu", "fan,4,node", "bug,2,software", "who knows,3,", "upgrade,5,planned", "stop,1,manual"]
+    process = fit_log(_log(tmp_path, "cause,count,component", rows), 60, 10.0)  # eight nodes, the last one half full
+    found = {cause.name: (cause.per, cause.rate_per_s * 10 * DAY_S, cause.hosts) for cause in process.causes}
+    assert found == {
+        "chip": ("gpu", pytest.approx(6 / 60), 1),
+        "fan": ("node", pytest.approx(4 / 8), 1),
+        "bug": ("job", pytest.approx(2), 0),
+        "who knows": ("node", pytest.approx(3 / 8), 1),
+        "upgrade": ("job", pytest.approx(5), 1),
+        "stop": ("job", pytest.approx(1), 0),
+    }
+    assert process.lemons.share_of_hosts == process.bursts.share == 0.0
+
+
+def test_bursts_are_close_failures_beyond_chance(tmp_path: Path) -> None:
+    """Ten failures; four within ten minutes of the one before, after 2, 4, 6 and 8 minutes."""
+    hours = [0, 100, 200, 300, 400, 500, 500 + 2 / 60, 500 + 6 / 60, 500 + 12 / 60, 500 + 20 / 60]
+    log = _log(tmp_path, "time_h,cause", [f"{hour:.9f},crash" for hour in reversed(hours)])
+    bursts = fit_log(log, 64, 50.0).bursts
+    second = 4 / 10 - (1 - math.exp(-10 * 600 / (50 * DAY_S)))
+    assert bursts.share == pytest.approx(second / (1 - second))
+    assert bursts.mean_delay_s == pytest.approx(300.0, rel=1e-6)
+    edge = _log(tmp_path, "time_h,cause", ["0,a", f"{1 / 6:.9f},a", "9,a"])  # ten minutes are no burst
+    assert fit_log(edge, 64, 50.0).bursts.share == 0.0
+    all_of_them = _log(tmp_path, "time_h,cause", [f"{i / 3600:.9f},a" for i in range(4000)])
+    assert fit_log(all_of_them, 64, 9000.0).bursts.share == 0.99
+
+
+@pytest.mark.parametrize(
+    ("failures", "nodes", "hosts", "share"),
+    [
+        ([5, *[1] * 5], 64, 1 / 64, 5 / 10),
+        ([5, 4, *[1] * 3], 64, 2 / 64, 9 / 12),
+        ([5, *[1] * 4], 64, 0, 0),  # nine failures say nothing
+        ([2, *[1] * 8], 6400, 0, 0),  # twice may be chance
+        ([4, *[1] * 40], 64, 0, 0),  # and so may four of 44 over 64 nodes
+        ([5, 5, 5], 3, 0, 0),  # all nodes alike
+    ],
+)
+def test_a_lemon_fails_more_often_than_chance(
+    failures: list[int], nodes: int, hosts: float, share: float, tmp_path: Path
+) -> None:
+    rows = [f"crash,n{node}" for node, count in enumerate(failures) for _ in range(count)]
+    log = _log(tmp_path, "count,cause,node", [f"1,{row}" for row in rows])
+    lemons = fit_log(log, nodes * 8, 30.0).lemons
+    assert (lemons.share_of_hosts, lemons.share_of_failures) == (pytest.approx(hosts), pytest.approx(share))
+
+
+def test_a_log_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
+    for header, rows, said in (
+        ("cause,count", ["a,-1"], "no whole number"),
+        ("cause,count", [" ,1"], "without a cause"),
+        ("time_h,cause", ["soon,a"], "no number"),
+        ("when,cause", ["1,a"], "no columns"),
+    ):
+        with pytest.raises(InputFileError, match=said):
+            fit_log(_log(tmp_path, header, rows), 8, 1.0)
+    with pytest.raises(SpecError, match="how many days"):
+        fit_log(_log(tmp_path, "cause,count", ["a,1"]), 8, 0.0)
+
+
+def test_second_failures_of_bursts_are_events_and_take_hosts_too() -> None:
+    """Of 16 GPUs on two nodes; a fault of two racks' hosts, one of the job, and what is planned."""
+    causes = (
+        Cause("chip", "gpu", "gpu", 1e-8), Cause("rack", "rack", "node", 5e-8, hosts=3),
+        Cause("bug", "software", "job", 7e-8, hosts=0), Cause("upgrade", "planned", "job", 9e-8, symptom="planned"),
+    )  # fmt: skip
+    process = FailureProcess("own", "by hand", causes, bursts=Bursts(0.5))
+    unplanned = (16 * 1e-8 + 2 * 5e-8 + 7e-8) * 1.5
+    assert process.rate_per_s(16, 8) == pytest.approx(unplanned)
+    assert process.mttf_s(16, 8) == pytest.approx(1 / unplanned)
+    assert process.events(16, 8, 1e6) == pytest.approx((unplanned + 9e-8 * 1.5) * 1e6)
+    assert process.host_rate_per_s(8) == pytest.approx((8 * 1e-8 + 3 * 5e-8) * 1.5)

@@ -92,6 +92,13 @@ def test_a_gpus_share_of_its_host_is_what_may_be_away_unless_told() -> None:
     assert offloaded(window=2, host_memory=12345678901).parameters["host_memory"] == 12345678901
 
 
+def test_what_a_window_stalls_is_what_it_takes_longer() -> None:
+    for window in (1, 8):
+        found = offloaded(window=window)
+        assert found.details["stall_s"] == pytest.approx(max(0.0, found.with_s - found.without_s), abs=1e-12)
+    assert found.details["stall_s"] == 0.0  # all layers are there
+
+
 def test_times_of_a_layer_are_its_bytes_over_its_links() -> None:
     step = flat()
     blocks = [block for block in step.blocks if not block.is_end]

@@ -13,7 +13,7 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import transformer
 from windtunnel.physics.step.disturbances.attribution import thinned
 from windtunnel.physics.step.disturbances.disturbances import parse_disturbances
-from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.studies.training import read_plan
 from windtunnel.studies.training.disturbances.attribution import path_of, who_waits
 from windtunnel.studies.training.disturbances.cells import cell_factors

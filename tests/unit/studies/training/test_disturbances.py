@@ -10,7 +10,7 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.step.disturbances.disturbances import SAMPLES, parse_disturbances
-from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.questions.old import question_of_command
 from windtunnel.questions.reading import read
 from windtunnel.questions.words import command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError, UserError
 from windtunnel.physics.hardware import cluster_with, parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.training import predict, read_plan
+from windtunnel.studies.training import Plan, layout_checks, predict, read_plan
 from windtunnel.studies.training.layout import Layout, resolve
 
 
@@ -202,3 +203,27 @@ def test_megatron_lm_by_itself_reduces_in_fp32_and_once_in_line() -> None:
     assert shared("megatron-24.05") == ("fp32", True, True)
     assert shared("megatron-23.07") == ("fp32", False, False)
     assert shared("megatron-23.07", "fp16") == ("bf16", False, False)
+
+
+def test_sizes_are_refused_beyond_what_a_step_may_have_and_not_at_it() -> None:
+    def check(micro_batches: int, seconds_share: float = 0.5) -> None:
+        cluster = SimpleNamespace(
+            n_gpus=2, gpu=SimpleNamespace(peak_flops=lambda dtype: {"bf16": 1e3, "fp8": 2e3}[dtype])
+        )
+        flops = seconds_share * layout_checks.STEP_MOST_S * 2 * 1e3 / (3 * 5 * 7)
+        model = SimpleNamespace(forward_flops_per_token=lambda seq_len: flops * (seq_len == 7))
+        plan = Plan(global_batch=5, seq_len=7, pp=4, virtual_stages=2, micro_batch=1)
+        layout_checks.check_size(plan, model, cluster, micro_batches)  # type: ignore[arg-type]
+
+    check(layout_checks.PASSES_MOST // 8)
+    with pytest.raises(LayoutError, match="passes per step"):
+        check(layout_checks.PASSES_MOST // 8 + 1)
+    check(1, 0.999)
+    with pytest.raises(LayoutError, match="s per step at peak"):
+        check(1, 1.001)
+
+
+def test_only_the_last_models_keep_their_work() -> None:
+    for _ in range(layout_checks.FLOPS_KEPT + 5):
+        layout_checks._flops_per_token(SimpleNamespace(forward_flops_per_token=float), 3)  # type: ignore[arg-type]
+    assert len(layout_checks._FLOPS) == layout_checks.FLOPS_KEPT

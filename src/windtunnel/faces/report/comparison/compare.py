@@ -21,9 +21,9 @@ from windtunnel.faces.report.prediction.views import memory_parts
 from windtunnel.faces.report.run_folder import load
 from windtunnel.files.bytes import MIB, first_bytes, path_of
 from windtunnel.files.sqlite import is_sqlite
-from windtunnel.physics.step.result import Result
+from windtunnel.physics.step.result import Result, Status
+from windtunnel.questions.asked.parts.scenario import NAMES
 from windtunnel.questions.asked.saved import Compare, WhatIf
-from windtunnel.questions.asked.scenario import NAMES
 from windtunnel.questions.header import Answer
 from windtunnel.studies.measured_run import MeasuredRun, read_run
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
@@ -48,7 +48,7 @@ class Side:
 
     title: str
     content_hash: str
-    status: str
+    status: Status
     step_time_ns: int
     step_time_p5_ns: int
     step_time_p95_ns: int

@@ -72,8 +72,7 @@ def trace_document(answer: TraceComparison) -> Document:
 
 
 def _views(answer: Comparison) -> Iterator[View]:
-    tone = "bad" if "infeasible" in (answer.a.status, answer.b.status) else "calm"
-    yield Headline(answer.explanation, tone="bad" if tone == "bad" else "calm")
+    yield Headline(answer.explanation, "bad" if "infeasible" in (answer.a.status, answer.b.status) else "calm")
     columns = (Column(""), Column("A", ""), Column("B", ""), Column("change", "change"))
     yield Table("Side by side", columns, list(_rows(answer)), by_row=True)
     causes = _by_label(answer.causes_ns)

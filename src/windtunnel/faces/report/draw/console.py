@@ -31,6 +31,7 @@ from windtunnel.views import (
     Notes,
     Series,
     Table,
+    Tone,
     View,
 )
 from windtunnel.views.text import plain, printable, text_of, texts_of
@@ -42,7 +43,7 @@ FAMILY_STYLES = {
     **{"compute": "blue", "memory": "cyan", "optimizer": "green", "comm": "yellow", "bubble": "bright_black"},
     **{"waiting": "bright_black", "host": "magenta", "mem": "blue", "src": "blue", "line": "blue"},
 }
-TONES = {"good": "bold", "calm": "bold", "warn": "bold yellow", "bad": "bold red"}
+TONES: dict[Tone, str] = {"good": "bold", "calm": "bold", "warn": "bold yellow", "bad": "bold red"}
 
 
 def print_document(document: Document, console: Console, *, full: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import TypeGuard
 from windtunnel.errors import UserError
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain as plain_question
-from windtunnel.questions.asked.scenario import NAMES
+from windtunnel.questions.asked.parts.scenario import NAMES
 from windtunnel.questions.old import question_of
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time
 from windtunnel.views import Column, Table

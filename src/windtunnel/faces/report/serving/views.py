@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from windtunnel.faces.report.prediction.spec_words import spec_table
-from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.result import Regime, ServingResult
 from windtunnel.studies.serving.study import ServingAnswer
 from windtunnel.units import format_many
 from windtunnel.views import (
@@ -118,7 +118,7 @@ def _views(result: ServingResult) -> Iterator[View]:
 
 
 def _verdict(result: ServingResult) -> Headline:
-    tones: dict[str, Tone] = {"stable": "good", "near saturation": "warn", "over": "bad"}
+    tones: dict[Regime, Tone] = {"stable": "good", "near saturation": "warn", "over": "bad"}
     text = {
         "stable": "Keeps up",
         "near saturation": "Near saturation: queueing is most of TTFT, which is no promise",

@@ -14,7 +14,7 @@ from numbers import Integral
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.step.disturbances.parse import Slow, read_slow, takers
-from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.asked.parts.scenario import Scenario
 
 SAMPLES = 200  # where something random is asked for without saying how many
 

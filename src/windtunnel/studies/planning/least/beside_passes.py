@@ -120,7 +120,7 @@ def _last_bucket(layout: Layout, pricer: Pricer, dense: float, expert: float, pi
     """The reduction behind a rank's last backward pass: of one bucket where buckets overlap, else of everything."""
     chunks = max(1, pieces // layout.plan.pp)
     parts = _buckets(layout, dense + expert, chunks) if layout.plan.overlap_grad_reduce else 1
-    kind = "all_reduce" if (layout.plan.zero_stage or 0) == 0 else "reduce_scatter"
+    kind = "all_reduce" if layout.zero_stage == 0 else "reduce_scatter"
     width = layout.gradient_bytes
     if layout.plan.overlap_grad_reduce and chunks > 1:
         return 0.0  # which piece is last, and how much of the rank it is, is the schedule's business

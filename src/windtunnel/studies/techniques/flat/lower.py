@@ -20,7 +20,7 @@ from windtunnel.physics.graph import OpKind
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.physics.model.operations import Transfer
-from windtunnel.questions.asked.scenario import CALM, Scenario
+from windtunnel.questions.asked.parts.scenario import CALM, Scenario
 from windtunnel.studies.techniques.flat.play import SHARED, Lane, Timeline, play
 from windtunnel.studies.techniques.flat.task import COMPUTE, HOST_COPY, SCALE_OUT, SCALE_UP, Task, Tasks
 from windtunnel.studies.training.layout import Layout, resolve

@@ -62,7 +62,7 @@ class Sizes:
 def price_offload(step: FlatStep, result: Result, offload: OffloadPlan) -> TechniquePrice:
     """A step with a working window against the same step with everything on the device, fit or not."""
     layout = step.layout
-    if (layout.plan.zero_stage or 0) > 1:
+    if layout.zero_stage > 1:
         raise LayoutError(
             f"offload with zero_stage {layout.plan.zero_stage}: a window holds whole layers, ZeRO-2 and -3 cut them",
             "use zero_stage 0 or 1",
@@ -138,8 +138,7 @@ def chosen(times: LayerTimes, layers: int, fitting: list[int], ends: tuple[float
         return 1
     hides = max(times.fetch, times.gradients, times.update, times.drive) <= times.backward
     if hides and times.fetch <= times.forward:
-        least = 2  # one runs while the next is on its way
-        return min(max(least, 1), max(fitting))
+        return min(2, max(fitting))  # one runs while the next is on its way
     return min(fitting, key=lambda w: (round(by_formula(times, layers, w, sum(ends)), 9), w))
 
 

@@ -27,7 +27,7 @@ NORM_BYTES = INDEX_BYTES = 4.0
 
 def rewrite(step: FlatStep, parameters: SparsePlan) -> FlatStep:
     """Every gradient reduction as: choose, norms, packed chunks. Raises LayoutError where gradients are not whole."""
-    if (step.layout.plan.zero_stage or 0) > 1:
+    if step.layout.zero_stage > 1:
         raise LayoutError(
             f"sparse_gradients with zero_stage {step.layout.plan.zero_stage}: every pass reduces its own shards",
             "use zero_stage 0 or 1",

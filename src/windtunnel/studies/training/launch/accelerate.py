@@ -7,25 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windtunnel.questions.asked.plan import OpenPlan
+from windtunnel.questions.asked.parts.plan import OpenPlan
 from windtunnel.studies.training.launch import deepspeed
-from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_comment, with_left_out
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, PLAIN, Native, Options, with_comment, with_left_out
 
 MARKS = ("distributed_type", "fsdp_config", "deepspeed_config", "compute_environment", "num_processes")
 FORMATS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 SHARDED = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 BY_NUMBER = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # 1 to 5
-NO_EFFECT = (
-    "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
-    "same_network", "tpu_", "use_cpu", "num_machines", "num_processes", "gpu_ids", "command_file", "commands",
-    "fsdp_config.fsdp_version", "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
-    "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_cpu_ram_efficient_loading",
-    "fsdp_config.fsdp_use_orig_params",
-    "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_forward_prefetch", "fsdp_config.fsdp_min_num_params",
-    "fsdp_config.fsdp_backward_prefetch", "dynamo_config.dynamo_mode", "dynamo_config.dynamo_use",
-    "deepspeed_config.zero3_", "deepspeed_config.gradient_clipping", "deepspeed_config.deepspeed_multinode_launcher",
-    "deepspeed_config.deepspeed_moe_layer_cls_names", "parallelism_config.parallelism_config_cp_comm_strategy",
-)  # fmt: skip
 USUAL = {
     **PLAIN, "ep": 1, "pp": 1, "virtual_stages": 1, "schedule": "1f1b", "overlap_grad_reduce": True, "cp_kind": "ring",
     "overlap_param_gather": True, "overlap_tp": False, "optimizer": "adam", "sequence_parallel": False,
@@ -104,7 +93,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     """The job that a config states, without batch and sequence length. Raises SpecError."""
     options = Options.of(document, where)
     kind = str(options.take("distributed_type", "NO")).upper()
-    options.ignore(*NO_EFFECT)
+    options.ignore(*NO_EFFECT["Accelerate"])
     precision = str(options.take("mixed_precision", "no")).lower()
     fields: dict[str, object] = {"precision": FORMATS.get(precision if precision != "false" else "no", "bf16")}
     if precision not in (*FORMATS, "false"):

@@ -10,26 +10,11 @@ import json
 from collections.abc import Mapping
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_left_out
+from windtunnel.questions.asked.parts.plan import OpenPlan
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, PLAIN, Native, Options, with_left_out
 
 BUCKET = 500_000_000  # `reduce_bucket_size`
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "float32": "fp32", "bfloat16": "bf16"}
-NO_EFFECT = (
-    "optimizer.params", "scheduler", "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "dump_state",
-    "comms_logger", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "monitor_config", "checkpoint",
-    "data_efficiency", "zero_allow_untested_optimizer", "prescale_gradients", "memory_breakdown", "elasticity",
-    "fp16.loss_scale", "fp16.initial_scale_power", "fp16.hysteresis", "fp16.min_loss_scale", "fp16.auto_cast",
-    "fp16.consecutive_hysteresis", "zero_optimization.round_robin_gradients", "zero_optimization.contiguous_gradients",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save", "zero_optimization.sub_group_size",
-    "zero_optimization.reduce_scatter", "zero_optimization.allgather_partitions",
-    "zero_optimization.stage3_max_live_parameters", "zero_optimization.stage3_max_reuse_distance",
-    "zero_optimization.stage3_param_persistence_threshold", "zero_optimization.offload_optimizer.pin_memory",
-    "zero_optimization.offload_param.pin_memory", "zero_force_ds_cpu_optimizer", "gradient_predivide_factor",
-    "seed", "disable_allgather", "communication_data_type", "optimizer.legacy_fusion", "pipeline.seed_layers",
-    "pipeline.partition", "activation_checkpointing.profile", "activation_checkpointing.number_checkpoints",
-    "activation_checkpointing.synchronize_checkpoint_boundary",
-)  # fmt: skip
 USUAL = {
     **PLAIN, "framework": "deepspeed", "ep": 1, "virtual_stages": 1, "schedule": "1f1b", "overlap_param_gather": True,
     "overlap_tp": False, "compile": False, "recompute": "none", "sequence_parallel": False, "cp_kind": "ulysses",
@@ -94,7 +79,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     options = Options.of(document, where)
     open_values = {name for name, value in options.leaves.items() if value == "auto"}
     options.leaves = {name: value for name, value in options.leaves.items() if name not in open_values}
-    options.ignore(*NO_EFFECT)
+    options.ignore(*NO_EFFECT["DeepSpeed"])
     tp, cp = options.count("tensor_parallel.autotp_size", 1), options.count("sequence_parallel_size", 1)
     pp = options.count("pipeline.stages", 1)
     options.take("tensor_parallel.tp_size")
@@ -126,7 +111,11 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
 
 def document_order(document: Mapping[str, object], names: set[str]) -> list[str]:
     """Names of leaves in the order of the file, but for those that change no step."""
-    return [name for name in Options.of(document, "").leaves if name in names and not name.startswith(NO_EFFECT)]
+    return [
+        name
+        for name in Options.of(document, "").leaves
+        if name in names and not name.startswith(NO_EFFECT["DeepSpeed"])
+    ]
 
 
 def _batch(options: Options, dp: int) -> dict[str, object]:

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.asked.plan import OpenPlan
+from windtunnel.files.document import own_document
+from windtunnel.questions.asked.parts.plan import OpenPlan
+
+_NO_EFFECT = own_document(Path(__file__).with_name("no_effect.yaml").read_text("utf-8"))
+NO_EFFECT: Mapping[str, tuple[str, ...]] = {name: tuple(words) for name, words in _NO_EFFECT.items()}
 
 
 @dataclass(frozen=True, slots=True)

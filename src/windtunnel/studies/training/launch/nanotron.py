@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windtunnel.questions.asked.plan import OpenPlan
+from windtunnel.questions.asked.parts.plan import OpenPlan
 from windtunnel.studies.training.launch.job_file import PLAIN, with_comment, with_left_out
 
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}

@@ -17,21 +17,14 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.bytes import MIB, read_text
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.asked.plan import OpenPlan, open_plan
-from windtunnel.studies.training.launch import (
-    accelerate,
-    deepspeed,
-    megatron,
-    megatron_log,
-    megatron_reading,
-    nanotron,
-    neox,
-    primus,
-    recipes,
-    torchtitan,
-    trainer,
-)
+from windtunnel.questions.asked.parts.plan import OpenPlan, open_plan
+from windtunnel.studies.training.launch import accelerate, deepspeed, nanotron, neox, primus, torchtitan
 from windtunnel.studies.training.launch.job_file import Native
+from windtunnel.studies.training.launch.megatron import log as megatron_log
+from windtunnel.studies.training.launch.megatron import reading as megatron_reading
+from windtunnel.studies.training.launch.megatron import writing as megatron
+from windtunnel.studies.training.launch.recipes import reading as recipes
+from windtunnel.studies.training.launch.trainer import reading as trainer
 
 PLAN = "give the path of a plan, see docs/plan.md"
 ARGUMENTS_BYTES_MOST = 256 << 10  # shlex takes them letter by letter

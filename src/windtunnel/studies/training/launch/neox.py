@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from windtunnel.studies.training.launch import deepspeed
-from windtunnel.studies.training.launch.job_file import Native, Options
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native, Options
 
 OF_DEEPSPEED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "fp16",
@@ -22,17 +22,6 @@ SIZES = {
     "padded_vocab_size": "vocab",
 }  # fmt: skip
 GATED = ("geglu", "reglu", "swiglu", "bilinear", "glu")
-NO_EFFECT = (
-    "account", "attention_dropout", "attention_softmax", "bf16.", "bias_", "char_level", "checkpoint_factor",
-    "checkpoint_scale", "checkpoint_validation", "comet", "contiguous_checkpointing", "conversion", "data_",
-    "deepspeed", "dist", "do_", "eod", "eval", "exit", "extra_save", "finetune", "fp16.fp16", "git_",
-    "gradient_clip", "hidden_dropout", "hostfile", "include", "init_", "iteration", "keep_last", "label_data",
-    "launch", "layernorm", "load", "log", "lr_", "make_vocab", "master", "max_position", "merge_file", "min_", "mmap",
-    "monitor", "norm", "num_workers", "output_layer", "override", "pipe_partition", "pos_emb",
-    "print", "profile", "rms_norm", "rope_", "rotary", "s3_", "save", "scaled_", "seed", "slurm", "split", "steps_per",
-    "synchronize_each", "tensorboard", "test_data", "text_gen", "tokenizer", "train_data", "train_iters", "use_",
-    "user_script", "valid", "vocab_file", "wall_", "wandb", "warmup", "weight_", "zero_optimization.load_from",
-)  # fmt: skip
 
 
 def is_neox(document: Mapping[str, object]) -> bool:
@@ -44,7 +33,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     """The job that a file states, on so many GPUs; degrees and model alone where it has no batch. Raises SpecError."""
     whole = {name.replace("-", "_"): value for name, value in document.items()}
     options = Options.of({name: value for name, value in whole.items() if name not in OF_DEEPSPEED}, where)
-    options.ignore(*NO_EFFECT)
+    options.ignore(*NO_EFFECT["GPT-NeoX"])
     config: dict[str, object] = {name: whole[name] for name in OF_DEEPSPEED if name in whole}
     config["tensor_parallel"] = {"autotp_size": options.count("model_parallel_size", 1)}
     config["pipeline"] = {"stages": options.count("pipe_parallel_size", 1, least=0) or 1}
@@ -67,7 +56,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
         options.left.add("attention_config")
     model = _model(options)  # but for a mixture or a mixer that is not read
     model = None if options.left & {"moe_num_experts", "attention_config"} else model
-    unknown = (*(name for name in native.unknown if not name.startswith(NO_EFFECT)), *options.unknown())
+    unknown = (*(name for name in native.unknown if not name.startswith(NO_EFFECT["GPT-NeoX"])), *options.unknown())
     return Native("deepspeed", fields, model, unknown, where)
 
 

@@ -18,12 +18,15 @@ from tempfile import TemporaryDirectory
 from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
-from windtunnel.questions.asked.plan import OpenPlan, open_plan
-from windtunnel.studies.training.launch import accelerate, recipes, trainer, trainer_writing
-from windtunnel.studies.training.launch.dialects import OWN
+from windtunnel.questions.asked.parts.plan import OpenPlan, open_plan
+from windtunnel.studies.training.launch import accelerate
 from windtunnel.studies.training.launch.job_file import Native, _leaves
-from windtunnel.studies.training.launch.megatron_reading import GRANULARITY, SWIFT, Arguments, shell_words
+from windtunnel.studies.training.launch.megatron.reading import GRANULARITY, SWIFT, Arguments, shell_words
 from windtunnel.studies.training.launch.native import PLAN, plan_text, read_native
+from windtunnel.studies.training.launch.recipes import reading as recipes
+from windtunnel.studies.training.launch.trainer import reading as trainer
+from windtunnel.studies.training.launch.trainer import writing as trainer_writing
+from windtunnel.studies.training.launch.trainer.dialects import OWN
 
 ANCHORS = (
     *("--micro-batch-size", "--global-batch-size", "--seq-length", "--tensor-model-parallel-size"),

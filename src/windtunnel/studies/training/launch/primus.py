@@ -14,13 +14,15 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch import megatron_log, megatron_reading, torchtitan
-from windtunnel.studies.training.launch.job_file import Native
+from windtunnel.studies.training.launch import torchtitan
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native
+from windtunnel.studies.training.launch.megatron import log as megatron_log
+from windtunnel.studies.training.launch.megatron import reading as megatron_reading
 
 REMEDY = "give a file of Primus for Megatron-LM or torchtitan, or name the model and give flags"
 # What `primus/configs/modules/megatron/pre_trainer.yaml` and what it extends say, where Megatron-LM says another thing.
 TRAINER = {"bf16": True, "use_distributed_optimizer": True} | {"micro_batch_size": 2, "global_batch_size": 16}
-IDLE = re.compile(r"(\w*sink_level|disable_|auto_|pp_warmup|dump|tensorboard|training\.mock|model\.hf_assets)")
+IDLE = re.compile("|".join(NO_EFFECT["Primus"]))
 SHAPE = {
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_experts",
     "moe_router_topk", "multi_latent_attention", "moe_layer_freq",

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.asked.plan import OpenPlan
-from windtunnel.studies.training.launch.job_file import PLAIN, Native, Options, with_comment, with_left_out
+from windtunnel.questions.asked.parts.plan import OpenPlan
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, PLAIN, Native, Options, with_comment, with_left_out
 from windtunnel.studies.training.schedules import equal_groups
 
 SCHEDULES = {
@@ -33,16 +33,6 @@ NAMES = {
 }
 FLAVOURS = {"deepseek-671b": "deepseek-v3", "deepseek-16b": "deepseek-v2-lite", "llama-4-17bx16e": "llama-4-scout",
             "llama-4-17bx128e": "llama-4-maverick", "qwen3-30b-a3b": "qwen3-30b-a3b"}  # fmt: skip
-NO_EFFECT = (
-    "job.", "profiling.", "metrics.", "lr_scheduler.", "checkpoint.", "comm.", "fault_tolerance.", "memory_estimation.",
-    "validation.", "debug.", "optimizer.", "training.dataset", "training.dataset_path", "training.steps",
-    "training.max_norm", "training.seed", "training.gc_", "training.deterministic", "training.warmup_steps",
-    "training.data_parallel_type", "training.mixed_precision_reduce", "model.hf_assets_path", "model.tokenizer",
-    "model.print_after_conversion", "model.norm_type", "activation_checkpoint.per_op_sac", "compile.components",
-    "compile.backend", "parallelism.disable_loss_parallel", "parallelism.context_parallel_rotate_method",
-    "quantize.linear.float8.filter_fqns", "float8.filter_fqns", "activation_checkpoint.early_stop",
-    "activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check",
-)  # fmt: skip
 USUAL = {
     **PLAIN, "framework": "torchtitan", "gradient_dtype": "fp32", "overlap_grad_reduce": True, "cp_kind": "ring",
     "overlap_param_gather": True, "optimizer": "adam", "sequence_parallel": True,
@@ -144,7 +134,7 @@ def left_out(plan: OpenPlan, dp: int) -> list[str]:
 def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     """The job that a config states. Raises SpecError on a value that cannot be."""
     options = Options.of(document, where)
-    options.ignore(*NO_EFFECT)
+    options.ignore(*NO_EFFECT["torchtitan"])
     old = "training." if options.leaves.get("training.tensor_parallel_degree") is not None else "parallelism."
     tp = options.count(f"{old}tensor_parallel_degree", 1)
     pp = options.count(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.physics.graph import Graph
-from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.parts.plan import Plan
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.model_chunks import Piece
 from windtunnel.studies.training.lowering.passes import PARTS, distinct_passes

@@ -281,7 +281,7 @@ def fresh_gradients(layout: Layout) -> bool:
 
 
 def _stringing(layout: Layout, keep: Keeping, first: bool) -> Stringing:
-    stage, whole = layout.plan.zero_stage or 0, layout.habits.pure_precision
+    stage, whole = layout.zero_stage, layout.habits.pure_precision
     split: Literal["", "linears", "graph", "late"] = ""
     if layout.plan.pp > 1 and TRAITS[layout.schedule].splits_backward:
         # The first stage of torch.distributed.pipelining does everything in the second half.
@@ -313,7 +313,7 @@ def _units(
     ends: list[int],
 ) -> list[Unit]:
     plan = layout.plan
-    stage = plan.zero_stage or 0
+    stage = layout.zero_stage
     if stage >= 2:  # gradients leave block by block, so a block's are made apart
         keep = replace(keep, weight_gradients=True)
     keep = replace(keep, quantised_weights=layout.casts_weights and not keep.fsdp2)

@@ -58,12 +58,12 @@ def state_bytes(
 
 def _on_a_rank(layout: Layout, dense: float, expert: float) -> float:
     """Parameters on a rank, sharded where those that learn are."""
-    sharded = (layout.plan.zero_stage or 0) >= 3
+    sharded = layout.zero_stage >= 3
     return dense / (layout.shard_group if sharded else 1) + expert / (layout.group("edp").size if sharded else 1)
 
 
 def _learning_bytes(layout: Layout, dense: float, expert: float, adapters: float | None) -> State:
-    plan, stage = layout.plan, layout.plan.zero_stage or 0
+    plan, stage = layout.plan, layout.zero_stage
     if adapters is not None:
         trained = _learning_bytes(layout, adapters, 0.0, None)
         return replace(trained, parameters=trained.parameters + _frozen_bytes(layout, dense, expert))
@@ -136,7 +136,7 @@ def optimizer_price(
 
     `tensors`: elements of each, where the update goes through them one by one.
     """
-    plan, stage = layout.plan, layout.plan.zero_stage or 0
+    plan, stage = layout.plan, layout.zero_stage
     own = dense / layout.shard_group + expert / layout.group("edp").size if stage >= 1 else dense + expert
     if layout.habits.pure_precision and plan.optimizer == "adam" and not plan.offload_optimizer:
         return _plain_update(layout, pricer, own, [size * own / (dense + expert) for size in tensors])

@@ -353,7 +353,7 @@ class _Ranks:
     def _resident(self, rank: int) -> Resident:
         """Tensors outside of passes."""
         layout, pieces = self.layout, self.pieces_of[rank]
-        plan, stage = layout.plan, layout.plan.zero_stage or 0
+        plan, stage = layout.plan, layout.zero_stage
         state = self._state(pieces)
         weights = _weights(pieces)
         whole = sum(weights) or 1.0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.model.operations import KEPT_BYTES, Operation
-from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.parts.plan import Plan
 
 INPUT = 0  # slot of a block's input
 READS_NORM = ("qkv", "q", "q_down", "kv_down", "router", "permute", "mlp_up", "shared_up")

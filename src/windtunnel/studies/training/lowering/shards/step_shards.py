@@ -48,7 +48,7 @@ def gathers_first(layout: Layout) -> bool:
 
 def reduces_last(layout: Layout) -> bool:
     """Whether gradients are reduced behind the last backward of each piece."""
-    return (layout.plan.zero_stage or 0) < 2 and _replicated(layout)
+    return layout.zero_stage < 2 and _replicated(layout)
 
 
 def shares_once(layout: Layout) -> bool:
@@ -157,7 +157,7 @@ def add_reductions(build: StepBuilder, buckets: Buckets, actions: Actions, rank:
     """A rank's gradients reduced behind its last backwards, or all behind `final`. Returns the last op, else -1."""
     if not reduces_last(build.layout):
         return -1
-    kind = "all_reduce" if (build.plan.zero_stage or 0) == 0 else "reduce_scatter"
+    kind = "all_reduce" if build.layout.zero_stage == 0 else "reduce_scatter"
     done = -1
     for chunk in sorted(range(build.schedule.chunks), key=lambda c: int(buckets.last[rank, c])):
         piece, count = build.piece(rank, chunk), int(buckets.count[rank, chunk])

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from windtunnel.studies.training.launch.job_file import NO_EFFECT
+
 Document = Mapping[str, object]
 FACTORY, TUNE, FOUNDRY, LINE, XTUNED = "llama-factory v1", "torchtune", "llm-foundry", "ms-swift", "xtuner"
 # The Trainer's name -> the file's own; what is not here has none.
@@ -45,23 +47,6 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "fsdp_config.sharding_strategy": "fsdp_config.sharding_strategy",
     },
 }
-# Understood: they change no step.
-IDLE: Mapping[str, tuple[str, ...]] = {
-    FACTORY: (
-        "model_class", "train_dataset", "sample_backend", "max_new_tokens", "init_config",
-        "custom_chat_template", "dist_timeout", "batching_workers", "lr_scheduler_config",
-    ),
-    TUNE: (
-        "checkpointer", "epochs", "max_steps_per_epoch", "metric_logger", "dataset", "device", "profiler", "shuffle",
-        "batch_size_val", "run_val_every_n_steps", "save_every", "keep_last", "lr_scheduler", "clip_grad_norm",
-        "log_level", "log_every_n_steps", "log_peak", "checkpoint", "custom_sharded_layers",
-    ),
-    FOUNDRY: (
-        "variables", "tokenizer", "train_loader", "eval_loader", "scheduler", "algorithms", "max_duration", "eval",
-        "device_eval", "progress_bar", "console_log", "callbacks", "loggers", "save_", "load_path", "icl", "autoresume",
-        "python_log_level", "dist_timeout", "expandable", "max_split",
-    ),
-}  # fmt: skip
 XTUNER = frozenset({"batch_size", "accumulative_counts", "max_epochs"})  # that a configuration of xtuner assigns
 MULTIPLIED = "accumulative_counts *= sequence_parallel_size"  # as most, but not all, configurations of xtuner say
 XTUNER_MODELS = ("SupervisedFinetune", "DPO", "RewardModel", "ORPO", "LLaVAModel")
@@ -86,7 +71,7 @@ def translated(document: Document) -> Document:
     dialect = dialect_of(document)
     if not dialect:
         return document
-    rest = {key: value for key, value in document.items() if not key.startswith(IDLE[dialect])}
+    rest = {key: value for key, value in document.items() if not key.startswith(NO_EFFECT[dialect])}
     return {FACTORY: _factory, TUNE: _tune, FOUNDRY: _foundry}[dialect](rest, document)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from windtunnel.questions.asked.plan import OpenPlan
+from windtunnel.questions.asked.parts.plan import OpenPlan
 from windtunnel.studies.training.launch.job_file import with_left_out
 
 MODULES = {

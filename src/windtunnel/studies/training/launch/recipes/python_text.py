@@ -17,7 +17,7 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.studies.training.launch.job_file import file_beside
-from windtunnel.studies.training.launch.python_values import (
+from windtunnel.studies.training.launch.recipes.python_values import (
     DICTIONARY_METHODS,
     MAKING,
     NUMBERS,

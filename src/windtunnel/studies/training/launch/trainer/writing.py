@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windtunnel.questions.asked.plan import OpenPlan
+from windtunnel.questions.asked.parts.plan import OpenPlan
 from windtunnel.studies.training.launch.job_file import with_left_out
-from windtunnel.studies.training.launch.trainer import BATCH, DEGREES, LENGTH, Settings
+from windtunnel.studies.training.launch.trainer.reading import BATCH, DEGREES, LENGTH, Settings
 
 STRATEGIES = {2: "shard_grad_op", 3: "full_shard"}
 WRITTEN = {"micro_batch", "global_batch", "recompute", "compile", "zero_stage", "dp", "framework", "release", "seq_len"}

@@ -19,17 +19,18 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import catalogued, load_model
-from windtunnel.studies.training.launch import megatron_log, megatron_reading
-from windtunnel.studies.training.launch.job_file import Native
-from windtunnel.studies.training.launch.python_text import (
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native
+from windtunnel.studies.training.launch.megatron import log as megatron_log
+from windtunnel.studies.training.launch.megatron import reading as megatron_reading
+from windtunnel.studies.training.launch.recipes.models import of_class
+from windtunnel.studies.training.launch.recipes.python_text import (
     BYTES_MOST,
     GIVE,
     Module,
     module_of,
     parsed,
 )
-from windtunnel.studies.training.launch.python_values import CallResult, Unread, is_unread
-from windtunnel.studies.training.launch.recipe_models import of_class
+from windtunnel.studies.training.launch.recipes.python_values import CallResult, Unread, is_unread
 
 BRIDGE, NEMO, XTUNER = "Megatron-Bridge", "NeMo 2", "xtuner v1"
 IMPORTS = {"megatron.bridge": BRIDGE, "nemo.collections.llm": NEMO, "nemo_run": NEMO, "xtuner.v1": XTUNER}
@@ -60,21 +61,7 @@ XTUNER_SETTINGS = {  # of each part that carries some: those that are named wher
     ),
     "dataloader_cfg": (), "optim_cfg": (), "loss_cfg": ("mode",),
 }  # fmt: skip
-IDLE = re.compile(
-    r"(seq_length$|vocab_size|should_pad|make_vocab|transformer_impl$|attention_backend|cross_entropy|apply_rope|"
-    r"gradient_accumulation_fusion|masked_softmax|bias_|persist_|deallocate|pipeline_dtype|params_dtype|autocast|"
-    r"rotary|rope|init_|initializer|hidden_dropout|attention_dropout|layernorm_epsilon|train_iters|manual_gc|eval_|"
-    r"exit_|lr|min_lr|max_lr|weight_decay|adam_|clip_grad|bf16$|fp16$|use_te_rng|check_for|average_in|"
-    r"cuda_graph_warmup|moe_(router_|aux|permute|grouped|z_loss|per_layer|apply|shared_expert_overlap$)|"
-    r"num_sms|moe_hybridep|moe_deepep|tp_comm_(overlap_cfg|bootstrap)|batch_p2p|align_|data_parallel_size|"
-    r"defer_embedding|wgrad_deferral|delay_wgrad|gradient_as_bucket|ckpt_|replace_progress|progress_|setup_|"
-    r"find_unused|lazy_|restore_|plugins|callbacks|ddp$|fp8_(margin|amax|wgrad|dot_product|multi_head)|"
-    r"num_layers_at_(start|end)_in_bf16|first_last_layers_bf16|reuse_grad|loss_scale|initial_loss|min_loss|hysteresis|"
-    r"autocast_enabled|distribute_saved|calculate_per|perform_|skip_train|save|load|main_(grads|params)_dtype|"
-    r"overlap_param_gather_with|use_gloo|use_tp_pp|fp8_recipe|fp4_recipe|precision$|fp8$|fp4$|"
-    r"use_transformer_engine_op_fuser|moe_pad_experts_for|moe_router_padding|suggested_comm|apply_wd|fused_single_qkv|mtp_(eval|loss)|generation_config|hf_|async_|recompute_method$|recompute_num_layers$|"
-    r"te_|log_|seed|world_size|decoder_seq|variable_seq|nccl_|high_priority|disable_parameter_transpose)"
-)
+IDLE = re.compile("|".join(NO_EFFECT["recipes"]))
 
 
 def split(word: str) -> tuple[str, str]:

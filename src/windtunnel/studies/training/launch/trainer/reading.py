@@ -19,10 +19,11 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch import deepspeed, dialects
-from windtunnel.studies.training.launch.job_file import Native, file_beside
-from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
-from windtunnel.studies.training.launch.python_text import parsed
+from windtunnel.studies.training.launch import deepspeed
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native, file_beside
+from windtunnel.studies.training.launch.megatron.reading import Arguments, shell_words
+from windtunnel.studies.training.launch.recipes.python_text import parsed
+from windtunnel.studies.training.launch.trainer import dialects
 
 Settings = Mapping[str, object]
 GIVE = "give the script, its launch line or its YAML"
@@ -62,22 +63,6 @@ READ = (
     "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
     "torch_compile", "r", "stated_model", "global_batch_size", "zero_stage", "cp_kind", "use_flash_attention_2",
     "experts_implementation",
-)  # fmt: skip
-# Change no step's time or memory, or are read elsewhere.
-NO_EFFECT = (  # beginnings of names
-    "adam", "adapter", "attn_impl", "auto_resume", "beta", "bias", "cache", "chat", "columns", "comet",
-    "config_file", "conv", "cosine", "data", "ddp_find", "ddp_timeout", "debug", "deepspeed", "device_map",
-    "dataloader", "do_eval", "do_predict", "do_train", "early", "enable_liger", "eval", "finetuning_type", "flash_att",
-    "freeze", "fsdp", "gpus", "gradient_checkpointing_kwargs", "greater", "group_by", "hf_", "hub", "include", "lazy",
-    "learning", "length", "load_best", "local_rank", "log_", "logging", "lora_alpha", "lora_dropout", "lora_fan",
-    "lora_modules", "lora_on_cpu", "loraplus", "loss_watchdog", "lr", "machine_rank", "main_process", "master",
-    "max_grad", "max_samples", "max_steps", "metric", "mlflow", "model_revision", "model_type", "module", "neftune",
-    "nnodes", "node_rank", "nproc", "num_epochs", "num_machines", "num_proc", "num_train", "output", "overwrite",
-    "pad_to", "per_device_eval", "plot", "prediction", "pref_", "preprocess", "push", "rdzv", "ref_",
-    "remove_unused", "report_to", "resume", "return_", "run_name", "save", "scheduler", "seed",
-    "special", "stage", "standalone", "strict", "system", "target_modules", "task_type", "template", "test_", "tf32",
-    "token", "train_file", "train_on", "trust_remote", "use_auth", "use_cache", "use_fast", "use_llama", "use_peft",
-    "use_reentrant", "val_", "validation", "wandb", "warmup", "weight_decay", "xformers",
 )  # fmt: skip
 
 
@@ -173,7 +158,7 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     for key, value in settings.items():
         if (
             key in {*BATCH, *LENGTH, *MODEL, *READ, *FUSED_LOSS, *PACKING, *chain(*DEGREES.values())}
-            or key.startswith(NO_EFFECT)
+            or key.startswith(NO_EFFECT["Trainer"])
             or value in (None, False, "", [], "none")
         ):
             continue

@@ -10,8 +10,8 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
-from windtunnel.studies.training.launch import megatron_reading
 from windtunnel.studies.training.launch.job_file import Native
+from windtunnel.studies.training.launch.megatron import reading as megatron_reading
 
 ARGUMENT = re.compile(r"^(?:\d+: *)?(?:\[[^\]]*\]:? *)? *([a-z][a-z0-9_]*) \.{3,} (.+?)\s*$")
 BLOCK_BEGINS, BLOCK_ENDS = re.compile(r"-{4,} arguments -{4,}"), re.compile(r"-{4,} end of arguments -{4,}")

@@ -15,23 +15,10 @@ from collections.abc import Mapping
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.shell import expanded
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch.job_file import Native
-from windtunnel.studies.training.launch.megatron import MODULES, RECIPES, STRATEGIES
+from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native
+from windtunnel.studies.training.launch.megatron.writing import MODULES, RECIPES, STRATEGIES
 
-# Change no step's time or memory: data, checkpoints, logging, hyper-parameters, initialisation, rendezvous.
-NO_EFFECT = re.compile(
-    r"--(lr|min-lr|warmup|decoupled|weight-decay|adam-|sgd-|muon-|clip-grad|init-method|train-|eval|exit|seed|data-|"
-    r"mock-data|split|vocab-file|merge-file|tokenizer|save|load|log|tensorboard|wandb|timing|distributed-|no-load|no-save|"
-    r"ckpt|dist-ckpt|use-dist-ckpt|use-checkpoint|async-save|auto-detect|finetune|attention-dropout|hidden-dropout|"
-    r"nproc|nnodes|node[-_]rank|master|rdzv|manual-gc|no-create-attention|eod|reset-|num-workers|dataloader|"
-    r"attention-softmax-in-fp32|norm-epsilon|rotary|position-embedding|use-rotary|use-rope|no-position|max-position|"
-    r"moe-aux|moe-z-loss|moe-router-(load|force|score|dtype|bias|enable|num-groups|group|topk-scaling|pre)|moe-input-jitter|"
-    r"make-vocab|legacy|use-mcore|use-legacy|use-flash-attn|no-(masked|bias|gradient|check|rope|one)|check-for|enable-one|"
-    r"te-rng|override|rerun|calculate-per|cross-entropy|loss-scale|initial-loss|hysteresis|apply-query|local[-_]rank|"
-    r"reuse-grad-buf|fp8-(margin|interval|amax|history)|profile|record-memory|moe-permute-fusion|moe-per-layer|"
-    r"nccl|high-priority|ddp-(average|num)|align|delay-wgrad|overlap-param-gather-with|empty-unused|straggler|"
-    r"rampup|transformer-engine|export|iterations|config|role|tee|redirects|log[-_]dir|standalone|max[-_]restarts|mtp-loss)"
-)
+IDLE = re.compile(f"--({'|'.join(NO_EFFECT['Megatron-LM'])})")
 MODEL = {
     "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
     "--num-query-groups": "kv_heads", "--kv-channels": "head_dim", "--num-experts": "experts",
@@ -162,7 +149,7 @@ class Arguments:
 
     def unread(self) -> list[str]:
         """Options that nobody asked for and that may matter."""
-        left = [name for name in self.options if name not in self.names_read and not NO_EFFECT.match(name)]
+        left = [name for name in self.options if name not in self.names_read and not IDLE.match(name)]
         return [" ".join([name, *self.options[name][:1]]) for name in left]
 
 

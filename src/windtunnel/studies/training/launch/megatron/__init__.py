@@ -1,0 +1,1 @@
+"""Arguments of Megatron-LM and what descends from it: read, written, and read off a log."""

@@ -1,0 +1,1 @@
+"""Recipes in Python (Megatron-Bridge, NeMo 2, xtuner), followed on their text."""
