@@ -37,6 +37,7 @@ from windtunnel.views.text import plain, printable, text_of, texts_of
 
 NARROW, WIDE = 48, 100
 LABEL_CELLS, LEAST_WORDS = 34, 12
+SHADES = "█▓▒░"
 LANES_MOST, HEAT_MOST = 24, 40
 FAMILY_STYLES = {
     **{"compute": "blue", "memory": "cyan", "optimizer": "green", "comm": "yellow", "bubble": "bright_black"},
@@ -164,7 +165,21 @@ def _many_bars(view: Bars, width: int) -> list[RenderableType]:
     cells = max(4, min(width - labels - max(map(len, texts)) - min(noted, width // 2) - 8, 40))
     for row, amount in zip(view.bars, texts, strict=True):
         table.add_row(Text(plain(row.label)), amount, _segments(row, scale, cells), Text(plain(row.note)))
-    return [*_title(view.title, view.note), table]
+    return [*_title(view.title, view.note), table, *_shades(view, scale, cells)]
+
+
+def _shades(view: Bars, scale: float, cells: int) -> list[Text]:
+    """What each shade stands for, where segments that show have one of their own."""
+    seen = {
+        number: plain(part.label)
+        for row in view.bars
+        if len(row.parts) > 1
+        for number, part in enumerate(row.parts)
+        if round(part.value / scale * cells) > 0
+    }
+    if len({number % 4 for number in seen}) < len(seen):
+        return []
+    return [Text("  ".join(f"{SHADES[number % 4]} {label}" for number, label in sorted(seen.items())), style="dim")]
 
 
 def _segments(row: Bar, scale: float, cells: int) -> Text:
@@ -174,7 +189,7 @@ def _segments(row: Bar, scale: float, cells: int) -> Text:
     for number, part in enumerate(row.parts):
         begin = round(edge / scale * cells)
         edge += max(part.value, 0.0)
-        line.append("█▓▒░"[number % 4] * (round(edge / scale * cells) - begin), style=_style(part.colour))
+        line.append(SHADES[number % 4] * (round(edge / scale * cells) - begin), style=_style(part.colour))
     return line
 
 

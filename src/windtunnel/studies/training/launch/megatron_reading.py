@@ -30,7 +30,8 @@ NO_EFFECT = re.compile(
     r"te-rng|override|rerun|calculate-per|cross-entropy|loss-scale|initial-loss|hysteresis|apply-query|local[-_]rank|"
     r"reuse-grad-buf|fp8-(margin|interval|amax|history)|profile|record-memory|moe-permute-fusion|moe-per-layer|"
     r"nccl|high-priority|ddp-(average|num)|align|delay-wgrad|overlap-param-gather-with|empty-unused|straggler|"
-    r"rampup|transformer-engine|export|iterations|config|role|tee|redirects|log[-_]dir|standalone|max[-_]restarts|mtp-loss)"
+    r"rampup|transformer-engine|export|iterations|config|role|tee|redirects|log[-_]dir|standalone|max[-_]restarts|mtp-loss|"
+    r"container-|mpi$|cpu-bind|cpus-per|gpus-per|gres$|ntasks|kill-on|unbuffered|partition$|account$)"  # srun's
 )
 MODEL = {
     "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",

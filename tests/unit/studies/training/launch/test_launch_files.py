@@ -107,6 +107,9 @@ def test_megatron_script(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {name: found.fields[name] for name in want} == want
     assert found.unknown == ("--mystery-option 5",)
+    launcher = "srun --container-image=nvcr.io/nvidia/pytorch:25.04-py3 --mpi=pmix --ntasks-per-node 8 --cpu-bind none"
+    started = read_native(_write(tmp_path, "srun.sh", f"{launcher} {MEGATRON}"), 128)
+    assert started.unknown == found.unknown
     assert isinstance(found.model, dict)
     assert (found.model["layers"], found.model["hidden"], found.model["vocab"]) == (96, 12288, 51200)
 
