@@ -115,6 +115,8 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     if not stated and own is None:
         if _is_named_as_arguments(model):
             raise _no_such_file(model)
+        if model:
+            model_of(ModelPart(base=model), n_gpus)  # a name that is none is told before what is missing beside it
         return PlanFile({}, "")
     native = read_native(model if own is None else own, n_gpus)
     unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()

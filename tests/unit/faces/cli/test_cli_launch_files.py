@@ -51,3 +51,8 @@ def test_decide_takes_the_work_of_a_launch_file(train: Path, capsys: pytest.Capt
     assert not any("give --seq-len" in one or "give --global-batch" in one for one in answer["notes"])
     assert main(["decide", "llama-3.2-1b", "--plan", str(train), *words]) == 2
     assert "states another model" in capsys.readouterr().err
+
+
+def test_a_model_that_is_none_is_told_before_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "lama-3-70b", "--cluster", "h100-sxm:8"]) == 2
+    assert "did you mean llama-3-70b" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from windtunnel.faces.report.draw.markdown import markdown_of
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.prediction.views import prediction_document
 from windtunnel.physics.step.result import Result
+from windtunnel.views import Bar, Bars, Document, Part
 
 
 def _printed(result: Result, width: int = 80, encoding: str = "utf-8", full: bool = True, **options: object) -> str:
@@ -144,3 +145,14 @@ def test_classes_that_are_no_stages_have_names_of_their_own(result: Result) -> N
     assert f"on stage {fullest}" in _printed(result)
     assert f"on ranks like {fullest}" in _printed(named)
     assert f"stage {fullest}" not in _printed(named)
+
+
+def test_shades_of_bars_are_named_where_each_has_one_of_its_own() -> None:
+    def printed(*names: str) -> str:
+        bars = [Bar(row, [Part(name, 1.0) for name in names]) for row in ("here", "there")]
+        console = Console(record=True, width=80, file=io.StringIO())
+        print_document(Document("t", "title", [Bars("Where it goes", "s", bars)]), console)
+        return console.export_text()
+
+    assert "\u2588 trains  \u2593 waits  \u2592 starts" in printed("trains", "waits", "starts")
+    assert "starts" not in printed("trains", "waits", "starts", "loads", "saves")  # a shade would stand for two
