@@ -149,10 +149,14 @@ def test_classes_that_are_no_stages_have_names_of_their_own(result: Result) -> N
 
 def test_shades_of_bars_are_named_where_each_has_one_of_its_own() -> None:
     def printed(*names: str) -> str:
-        bars = [Bar(row, [Part(name, 1.0) for name in names]) for row in ("here", "there")]
+        return drawn([Bar(row, [Part(name, 1.0) for name in names]) for row in ("here", "there")])
+
+    def drawn(bars: list[Bar]) -> str:
         console = Console(record=True, width=80, file=io.StringIO())
         print_document(Document("t", "title", [Bars("Where it goes", "s", bars)]), console)
         return console.export_text()
 
     assert "\u2588 trains  \u2593 waits  \u2592 starts" in printed("trains", "waits", "starts")
+    missing = [Bar("here", [Part("trains", 2.0), Part("waits", 1.0)]), Bar("there", [Part("waits", 3.0)] * 2)]
+    assert "\u2593" * 40 in drawn(missing)  # one shade for a label, wherever it stands in its bar
     assert "starts" not in printed("trains", "waits", "starts", "loads", "saves")  # a shade would stand for two
