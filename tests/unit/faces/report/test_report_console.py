@@ -15,7 +15,7 @@ from windtunnel.faces.report.draw.markdown import markdown_of
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.prediction.views import prediction_document
 from windtunnel.physics.step.result import Result
-from windtunnel.views import Bar, Bars, Document, Part
+from windtunnel.views import Bar, Bars, Document, Lane, Lanes, Part, Span
 
 
 def _printed(result: Result, width: int = 80, encoding: str = "utf-8", full: bool = True, **options: object) -> str:
@@ -160,3 +160,13 @@ def test_shades_of_bars_are_named_where_each_has_one_of_its_own() -> None:
     missing = [Bar("here", [Part("trains", 2.0), Part("waits", 1.0)]), Bar("there", [Part("waits", 3.0)] * 2)]
     assert "\u2593" * 40 in drawn(missing)  # one shade for a label, wherever it stands in its bar
     assert "starts" not in printed("trains", "waits", "starts", "loads", "saves")  # a shade would stand for two
+
+
+def test_many_short_spans_of_a_lane_end_where_the_time_does() -> None:
+    spans = [Span(i / 1000, (i + 0.5) / 1000, "s", "compute-0") for i in range(500)]
+    lanes = Lanes("Timeline", [Lane("compute", spans, "stage 12"), Lane("dp", [Span(0.9, 1.0, "s", "comm-0")], "stage 12")])
+    console = Console(record=True, width=80, file=io.StringIO())
+    print_document(Document("t", "title", [lanes]), console)
+    first, last = (line for line in console.export_text().splitlines() if line.startswith("stage 12"))
+    assert first.startswith("stage 12 compute")  # the label had to make room
+    assert len(first.rstrip()) < len(last.rstrip()) * 0.7  # half of the time

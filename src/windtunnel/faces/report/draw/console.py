@@ -267,8 +267,10 @@ def _lanes(view: Lanes, width: int) -> list[RenderableType]:
     for lane in view.lanes:
         line, now = Text(), 0
         for span in sorted(lane.spans, key=lambda each: each.begin_s):
-            begin = max(round(span.begin_s / end * cells), now)
-            until = max(round(span.end_s / end * cells), begin + 1 if begin >= now and span.end_s > span.begin_s else 0)
+            own = round(span.begin_s / end * cells)
+            begin = max(own, now)
+            # A short one is a cell, but not behind others that fill its own: the line would grow past its end.
+            until = max(round(span.end_s / end * cells), begin + 1 if own >= now and span.end_s > span.begin_s else 0)
             if until <= begin:
                 continue
             line.append(" " * (begin - now))
