@@ -149,7 +149,11 @@ def _workers(text: str) -> Iterator[Started]:
         yield from _of_script(text, "")
         return
     path = Path(text)
-    for file in _files_in(path) if path.is_dir() else [path]:
+    files = _files_in(path) if path.is_dir() else [path]
+    if len({file.name.replace("decode.sh", "prefill.sh") for file in files}) > 1:
+        names = ", ".join(file.name for file in files)
+        raise SpecError("MODEL", text, f"holds several deployments ({names}): remove those of before")
+    for file in files:
         if file.suffix == ".sh":
             role = file.stem if file.stem in ("prefill", "decode") else ""
             yield from _of_script(read_text(file, "give command lines"), role)

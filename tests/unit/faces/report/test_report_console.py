@@ -164,7 +164,8 @@ def test_shades_of_bars_are_named_where_each_has_one_of_its_own() -> None:
 
 def test_many_short_spans_of_a_lane_end_where_the_time_does() -> None:
     spans = [Span(i / 1000, (i + 0.5) / 1000, "s", "compute-0") for i in range(500)]
-    lanes = Lanes("Timeline", [Lane("compute", spans, "stage 12"), Lane("dp", [Span(0.9, 1.0, "s", "comm-0")], "stage 12")])
+    late = Lane("dp", [Span(0.9, 1.0, "s", "comm-0")], "stage 12")
+    lanes = Lanes("Timeline", [Lane("compute", spans, "stage 12"), late])
     console = Console(record=True, width=80, file=io.StringIO())
     print_document(Document("t", "title", [lanes]), console)
     first, last = (line for line in console.export_text().splitlines() if line.startswith("stage 12"))

@@ -535,4 +535,5 @@ def test_a_model_length_that_the_cache_cannot_hold_is_said() -> None:
     told = [text for text in ask(asked).warnings if "--max-model-len" in text]
     assert len(told) == 1  # vLLM refuses to start
     room = told[0].split("--max-model-len ")[1].split()[0]
-    assert not any("--max-model-len" in text for text in ask({**asked, "engine": {"max_model_len": int(room)}}).warnings)
+    shorter = ask({**asked, "engine": {"max_model_len": int(room)}})
+    assert not any("--max-model-len" in text for text in shorter.warnings)

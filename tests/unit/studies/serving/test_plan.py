@@ -249,5 +249,8 @@ def test_a_manifest_of_dynamo_starts_what_has_dynamo_in_it_and_is_read_back(tmp_
     (tmp_path / "dynamo.yaml").write_text(text)
     line = ["serve", str(tmp_path / "dynamo.yaml"), "--cluster", "h100-sxm:8"]
     assert current(line) == line  # no pool
+    (tmp_path / "serve.sh").write_text(files_of("vllm", "llama-3.1-8b", [Side("", deployment, 1)])["serve.sh"])
+    with pytest.raises(SpecError, match=r"several deployments \(serve.sh, dynamo.yaml\)"):
+        parts_of(str(tmp_path))  # written one after another: the workers of both were added up
     assert parts_of(line[1]).replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp2"}
     assert "vllm/vllm-openai:v0.22.0" in files_of("llm-d", "llama-3.1-8b", sides)["modelserver.yaml"]
