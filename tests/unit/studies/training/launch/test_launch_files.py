@@ -387,3 +387,11 @@ def test_latent_attention_is_not_taken_for_another(tmp_path: Path) -> None:
         model_of(ModelPart(base=str(path)), 64)
     stated = plan_file("deepseek-v3", "h100-sxm:512", path, {})
     assert stated.notes == (f"{path}: not understood: --fp9-recipe x",)
+
+
+def test_every_second_layer_of_torchtitan_is_recomputed(tmp_path: Path) -> None:
+    model = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
+    toml = f'{model}[activation_checkpoint]\nmode = "selective"\n'
+    found = read_native(_write(tmp_path, "train.toml", toml), 8)
+    assert found.fields["recompute"] == "full:16"  # of 32: selective_ac_option is "2" where it is not given
+    assert found.unknown == ()
