@@ -56,8 +56,9 @@ def _undecided(decision: Decision) -> int:
 
 def _plan_below(command_line: FlagValues) -> Below:
     """What files say below the flags: as of `plan`, for the first model on the first cluster."""
-    models, clusters = command_line.flags.get("models") or ("",), str(command_line.flags.get("clusters") or "")
-    flags = {"model": models if isinstance(models, str) else models[0], "cluster": clusters.split(",")[0].strip()}
+    models, clusters = command_line.flags.get("models"), str(command_line.flags.get("clusters") or "")
+    model = models[0] if isinstance(models, tuple | list) and models else models or ""
+    flags: dict[str, object] = {"model": model, "cluster": clusters.split(",")[0].strip()}
     return work_of_file(replace(command_line, flags={**command_line.flags, **flags}))
 
 

@@ -194,11 +194,11 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
         place = file_beside(path, config)
         if place is None:
             named = STAGE_IN_NAME.search(config.lower())  # `zero3_bf16.json`, `ds_z3_offload_config.json`
-            stage = int(named[1]) if named else 0
+            of_name = int(named[1]) if named else 0
             offloads = {"offload_optimizer": 1.0} if "offload" in config.lower() else {}
-            taken = f"taken for ZeRO {stage}{' with its optimizer offloaded' if offloads else ''} by its name"
+            taken = f"taken for ZeRO {of_name}{' with its optimizer offloaded' if offloads else ''} by its name"
             unknown.append(f"deepspeed {config} (no such file beside it: {taken if named else 'ZeRO 0'})")
-            return {"framework": "deepspeed", "zero_stage": stage, **offloads}
+            return {"framework": "deepspeed", "zero_stage": of_name, **offloads}
         stated = deepspeed.read(read_mapping(place, GIVE), n_gpus, str(place))
         unknown += [word for word in stated.unknown if '"auto"' not in word]
         own = (
