@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.files.bytes import first_bytes
 
 Flags = list[tuple[str, str | None]]  # in order; None: a switch
 
@@ -167,9 +169,14 @@ def _take(flags: Flags, *names: str) -> tuple[list[str | None], Flags]:
 Mode = tuple[str, list[str], list[str], Flags]
 
 
+def _is_manifest(path: str) -> bool:
+    """Whether a file is of Kubernetes, which `serve` reads itself."""
+    return b"apiVersion:" in first_bytes(Path(path), 64 * 1024)
+
+
 def _of_serve(places: list[str], flags: Flags) -> Mode:
     names = {name for name, _ in flags}
-    if places and places[0].endswith((".yaml", ".yml")):
+    if places and places[0].endswith((".yaml", ".yml")) and not _is_manifest(places[0]):
         return places[0], ["serve", "pool"], places, flags
     if "--real" in names:
         (model,), flags = _take(flags, "--real")

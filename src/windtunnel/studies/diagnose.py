@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,13 +70,14 @@ class Diagnosis(Answer):
         """Of the prediction, and of what was read."""
         return (*self.result.warnings, *self.notes)
 
-    def anchor(self) -> str:
-        """The run as an anchor file."""
+    def anchor(self, *, as_json: bool = False) -> str:
+        """The run as an anchor file, in YAML or JSON."""
         data: dict[str, object] = {"step_time": f"{self.measured_step_s!r}s"}
         if self.steady is not None:
             data |= {"spread": round(self.steady.spread, 4), "lines": self.steady.lines}
         question = {name: value for name, value in self.result.question.items() if name != "anchor"}
-        return to_yaml(data | {"question": question})
+        data["question"] = question
+        return json.dumps(data, indent=2) if as_json else to_yaml(data)
 
 
 def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:

@@ -89,7 +89,7 @@ def band_text(number: Number) -> str:
 
 def scale_of(values: Sequence[float], unit: str) -> tuple[float, str]:
     """(size, name) of the unit in which the largest of `values` is read best."""
-    most = max((abs(value) for value in values), default=0.0)
+    most = max((abs(value) for value in values), default=0.0) or 1.0  # nothing: 0 s, 0 B
     begins, name = next((scale for scale in SCALES[unit] if most >= scale[0]), SCALES[unit][-1])
     return _SIZES.get(name, begins), name
 

@@ -293,9 +293,10 @@ def test_advice_is_a_patch_that_is_read_back(tmp_path: Path, monkeypatch: pytest
 
 def test_an_anchor_that_was_saved_predicts_what_was_measured(tmp_path: Path, step_s: float) -> None:
     found = diagnosed(measured=1.3 * step_s)
-    (tmp_path / "run.yaml").write_text(found.anchor())
-    again = predicted(read({**STEP, "anchor": [str(tmp_path / "run.yaml")]}))
-    assert again.step_time_s == pytest.approx(1.3 * step_s)
+    for name in ("run.yaml", "run.json"):
+        (tmp_path / name).write_text(found.anchor(as_json=name.endswith(".json")))
+        again = predicted(read({**STEP, "anchor": [str(tmp_path / name)]}))
+        assert again.step_time_s == pytest.approx(1.3 * step_s)
 
 
 def test_a_log_is_an_anchor_of_its_own_plan_on_its_own_gpus(tmp_path: Path, step_s: float) -> None:

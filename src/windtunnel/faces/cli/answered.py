@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Below, Command, FlagValues, Outputs, Reader
 from windtunnel.faces.cli.output import give, note, working
+from windtunnel.faces.cli.plan import work_of_file
 from windtunnel.questions.asked.explain import Watch
 from windtunnel.questions.asked.saved import WhatIf
 from windtunnel.questions.asked.sweep import Techniques
@@ -53,14 +55,11 @@ def _undecided(decision: Decision) -> int:
 
 
 def _plan_below(command_line: FlagValues) -> Below:
-    """What a plan file says below the flags."""
-    from windtunnel.studies.training.question import plan_file
-
-    file = command_line.files.get("plan")
-    if file is None:
-        return Below({})
-    stated = plan_file("", "", Path(file), {})
-    return Below({"plan": stated.fields}, stated.notes, stated.path)
+    """What files say below the flags: as of `plan`, for the first model on the first cluster."""
+    models, clusters = command_line.flags.get("models"), str(command_line.flags.get("clusters") or "")
+    model = models[0] if isinstance(models, tuple | list) and models else models or ""
+    flags: dict[str, object] = {"model": model, "cluster": clusters.split(",")[0].strip()}
+    return work_of_file(replace(command_line, flags={**command_line.flags, **flags}))
 
 
 def techniques(question: Techniques, outputs: Outputs) -> None:

@@ -28,5 +28,5 @@ def show_diagnosis(
         diagnosis = answer(question, notes)
     give(question, diagnosis, outputs, diagnose_document(diagnosis), noting=False)
     if save_anchor is not None:
-        write_atomically(save_anchor, diagnosis.anchor().encode())
+        write_atomically(save_anchor, diagnosis.anchor(as_json=save_anchor.suffix.lower() == ".json").encode())
         note(f"wrote {save_anchor}; use it with: windtunnel predict ... --anchor {save_anchor}")

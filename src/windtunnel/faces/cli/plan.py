@@ -25,7 +25,7 @@ INFEASIBLE = 3  # as in predict
 OUTPUTS = ("report", "rows", "full", "json")
 
 
-def _work_of_file(command_line: FlagValues) -> Below:
+def work_of_file(command_line: FlagValues) -> Below:
     """What files say below the flags: all of --plan; of a launch file in place of a model the work, not its layout."""
     below = plan_below(command_line, cut_by=frozenset({"pp", "dp"}))
     stated = below.parts.get("plan", {})
@@ -121,4 +121,4 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
         yield add_row
 
 
-COMMANDS = (Command("plan", plan, OUTPUTS, reader=_work_of_file),)
+COMMANDS = (Command("plan", plan, OUTPUTS, reader=work_of_file),)

@@ -126,7 +126,9 @@ class JobList:
                 raise SpecError("words", word, "the page decides where answers go, and starts no other programs")
             for part in (word, value):
                 if ("/" in part and not re.fullmatch(r"[\w.:*%= ]+/[sh]", part)) or re.match(r"~|\.(?!\d)", part):
-                    raise SpecError("words", word, "the page reads no files but those dropped on it")
+                    raise SpecError(
+                        "words", word, "the page reads no files but those dropped on it: drop it on the form"
+                    )
                 if FILE.fullmatch(part) and not (self.uploads / part).is_file():
                     raise SpecError("words", word, "no such file was dropped on the page; drop it here first")
         return words

@@ -16,7 +16,7 @@ class Decide:
 
     verb: ClassVar[str] = "decide"
     positional: ClassVar[tuple[str, ...]] = ("models",)
-    models: Annotated[tuple[str, ...], About("Names of shipped models, or config.json files; one or several.")]
+    models: Annotated[tuple[str, ...], About("Names of shipped models, config.json files, or launch files.")]
     clusters: Annotated[
         str, About("GPU and count of each, with commas between them: h100-sxm:512,b200:256,my-cluster.yaml.")
     ]

@@ -22,6 +22,11 @@ def error_document(error: BaseException) -> dict[str, object]:
     if isinstance(error, WindtunnelError):
         return {"status": "refused", "message": text, "place": place}
     message = f"{type(error).__name__}: {text[:600]}"
+    if "torch._C" in text and "_cuda_" in text:  # what `torch.cuda` says where it was built without
+        message += (
+            ": this PyTorch has no CUDA, and `run` runs the rank for real; ask torch.cuda.is_available() first, or let"
+            " `windtunnel capture` pretend GPUs"
+        )
     outcome: dict[str, object] = {"status": "raised", "message": message, "place": place}
     outcome["traceback"] = traceback_of_script(error)
     if is_out_of_memory(error):

@@ -31,6 +31,7 @@ from windtunnel.questions import read
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.units import format_percent, format_time, parse_number, parse_time
 
+JOB = ("model", "GPU", "framework", "precision")
 SAME, BATCH, LAYOUT, OTHER = "same plan", "same layout", "other layout", "other job"
 WEIGHTS = {SAME: 0.9, BATCH: 0.25, LAYOUT: 0.25, OTHER: 0.0}
 SHARES = {SAME: 0.37, BATCH: 0.77, LAYOUT: 0.62, OTHER: 1.0}  # `validation/anchoring.py`, both tables
@@ -48,7 +49,7 @@ ANCHOR_LINES = (re.compile(rb"(?m)^step_time *:"), re.compile(rb"(?m)^(?:questio
 class Regime:
     """What tells whether a factor carries."""
 
-    job: tuple[object, ...]  # model, GPU, framework, precision
+    job: tuple[object, ...]  # as JOB names them
     layout: tuple[object, ...]
     batch: tuple[object, ...]
     n_gpus: int
@@ -98,9 +99,16 @@ def carried(log_factor: float, anchor: Regime, regime: Regime) -> Carried:
 def regime_of(result: Result) -> Regime:
     """Of a prediction."""
     plan, cluster = result.spec["plan"], result.spec["cluster"]
-    job = (result.spec["model"]["name"], cluster["gpu"]["name"], plan["framework"], plan["precision"])
+    model = result.spec["model"]
+    shape = repr((model["hidden_size"], model["layers"]))  # a launch file under a new name is the same model
+    job = (shape, cluster["gpu"]["name"], plan["framework"], plan["precision"])
     layout, batch = (tuple(_hashable(plan.get(name)) for name in names) for names in (LAYOUT_FIELDS, BATCH_FIELDS))
     return Regime(job, layout, batch, result.n_gpus)
+
+
+def _differing(anchor: Regime, regime: Regime) -> str:
+    """What of the job is another: the words of what differs."""
+    return " and ".join(word for word, own, its in zip(JOB, regime.job, anchor.job, strict=True) if own != its)
 
 
 def _hashable(value: object) -> object:
@@ -197,7 +205,7 @@ def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
         kind = nearness(regime_of(anchor.predicted), regime)
         why = "" if kind == SAME and regime_of(anchor.predicted) == regime else usable(anchor)
         if kind == OTHER:
-            why = "it is of another model, GPU, framework or precision"
+            why = f"it is of another {_differing(regime_of(anchor.predicted), regime)}"
         if not why and anchor.predicted.n_gpus == 1 and regime.n_gpus > ONE_NODE:
             why = "one GPU says nothing of several nodes"
         if why:

@@ -66,6 +66,7 @@ ALONE = re.compile(  # switches: the word after them is no value of theirs
 UNGRAPHED = re.compile(r"enforce-eager|disable-cuda-graph|-O0|cudagraph.?mode\W+(NONE|0)")
 FLOATS = ("auto", "half", "float16", "fp16", "bfloat16", "bf16")
 IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
+RUNTIME = "nvcr.io/nvidia/ai-dynamo/{}-runtime:1.3.0"  # the first of v1beta1's flags: vLLM 0.23.0, SGLang 0.5.14
 CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 
 
@@ -148,7 +149,11 @@ def _workers(text: str) -> Iterator[Started]:
         yield from _of_script(text, "")
         return
     path = Path(text)
-    for file in _files_in(path) if path.is_dir() else [path]:
+    files = _files_in(path) if path.is_dir() else [path]
+    if len({file.name.replace("decode.sh", "prefill.sh") for file in files}) > 1:
+        names = ", ".join(file.name for file in files)
+        raise SpecError("MODEL", text, f"holds several deployments ({names}): remove those of before")
+    for file in files:
         if file.suffix == ".sh":
             role = file.stem if file.stem in ("prefill", "decode") else ""
             yield from _of_script(read_text(file, "give command lines"), role)
@@ -378,11 +383,12 @@ def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
 def _texts(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
     if form == "vllm":
         return {f"{side.role or 'serve'}.sh": _script(model, side) for side in sides}
-    image = _image(sides[0].deployment.engine)
+    image = _image(sides[0].deployment.engine, form)
     if form == "llm-d":
         documents = [to_yaml(_patch(model, side, image)) for side in sides]
         return {"modelserver.yaml": "---\n".join(documents)}
-    components: list[object] = [{"name": "Frontend", "type": "frontend", "replicas": 1}]
+    front = {"podTemplate": {"spec": {"containers": [{"name": "main", "image": image}]}}}
+    components: list[object] = [{"name": "Frontend", "type": "frontend", "replicas": 1} | front]
     components += [_component(model, side, image) for side in sides]
     name = re.sub(r"[^a-z0-9-]+", "-", model.rpartition("/")[2].lower()).strip("-")
     graph = {
@@ -394,11 +400,13 @@ def _texts(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
     return {"dynamo.yaml": to_yaml(graph)}
 
 
-def _image(engine: str) -> str:
+def _image(engine: str, form: Form) -> str:
     profile = load_engine(engine)
     if profile.engine not in IMAGES:
         raise SpecError("--emit", engine, f"writes {' and '.join(IMAGES)} alone")
-    return f"{IMAGES[profile.engine]}:v{profile.release}"
+    if form == "dynamo":
+        return RUNTIME.format(profile.engine)  # an engine's own image has no Dynamo in it
+    return f"{IMAGES[profile.engine]}:v{profile.release}{'.0' if profile.release.count('.') == 1 else ''}"
 
 
 def _script(model: str, side: Side) -> str:
@@ -423,7 +431,8 @@ def _container(name: str, command: list[str], model: list[str], side: Side, imag
 
 def _component(model: str, side: Side, image: str) -> dict[str, object]:
     engine = load_engine(side.deployment.engine).engine
-    main = _container("main", ["python3", "-m", f"dynamo.{engine}"], ["--model", model], side, image)
+    words = ["--model", model, *([f"--disaggregation-mode={side.role}"] if side.role else [])]
+    main = _container("main", ["python3", "-m", f"dynamo.{engine}"], words, side, image)
     kind = side.role or "worker"
     return {"name": kind, "type": kind, "replicas": side.replicas, "podTemplate": {"spec": {"containers": [main]}}}
 

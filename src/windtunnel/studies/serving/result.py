@@ -252,9 +252,16 @@ class ServingResult(Shown):
 
 def refusals(result: ServingResult) -> list[str]:
     """What has to be said: of the engine's release, and where requests are more than a replica takes."""
-    notices = [result.started.notice] if result.started.notice else []
+    started = result.started
+    notices = [started.notice] if started.notice else []
+    most, room = started.max_model_len, started.kv_cache_tokens
+    if started.engine.startswith("vllm ") and most is not None and most > room:
+        notices.append(
+            f"vLLM does not start so: a request may have {most:,} tokens, and its cache holds {room:,}: give"
+            f" --max-model-len {room} or less"
+        )
     if result.refused and result.refusal:
-        notices.append(refused_words(result.refused, result.requests, result.refusal, result.started))
+        notices.append(refused_words(result.refused, result.requests, result.refusal, started))
     return notices
 
 

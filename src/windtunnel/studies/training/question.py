@@ -115,9 +115,12 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     if not stated and own is None:
         if _is_named_as_arguments(model):
             raise _no_such_file(model)
+        if model:
+            model_of(ModelPart(base=model), n_gpus)  # a name that is none is told before what is missing beside it
         return PlanFile({}, "")
     native = read_native(model if own is None else own, n_gpus)
-    unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()
+    words = [word for word in native.unknown if stated or not word.startswith("the model")]  # else it is named beside
+    unknown = (f"{native.where}: not understood: {', '.join(words)}",) if words else ()
     if not stated:
         _check_same(model, native, changes)
     return PlanFile(native.fields, str(path or model), unknown)
@@ -162,9 +165,10 @@ def _native_model(native: Native) -> Model:
     if isinstance(native.model, str):
         return load_model(native.model)
     if native.model is None:
-        model_word = next((word for word in native.unknown if word.startswith("the model ")), "")
-        text = f"{model_word} is not in the catalogue" if model_word else "this file states none that is known"
-        raise SpecError("model", None, f"{text}: name one, and give this file as --plan", native.where)
+        model_word = next((word for word in native.unknown if word.startswith("the model")), "")
+        known = model_word or "this file states none that is known"
+        text = f"{model_word} is not in the catalogue" if model_word.startswith("the model ") else known
+        raise SpecError("model", None, f"{text}: name a model, and give this file as --plan", native.where)
     sizes = dict(native.model)
     if sizes.get("vocab") is None:
         remedy = "the tokenizer says it: add it to the file, or name the model and give this file as --plan"

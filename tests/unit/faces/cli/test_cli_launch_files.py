@@ -40,3 +40,19 @@ def test_predict_takes_the_plan_of_a_launch_file_by_every_face(train: Path, caps
     asked = ask({"question": "predict", "model": str(train), "cluster": "h100-sxm:8"})
     assert asked.step_time_ns == by_line["step_time_ns"]
     assert asked.spec["plan"]["recompute"] == "full"
+
+
+def test_decide_takes_the_work_of_a_launch_file(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--clusters", "h100-sxm:8,h200-sxm:8", "--tokens", "1T", "--within", "5", "--json"]
+    assert main(["decide", str(train), *words]) == 0
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert {(one["plan"]["global_batch"], one["plan"]["seq_len"]) for one in answer["options"]} == {(16, 1024)}
+    assert not any("give --seq-len" in one or "give --global-batch" in one for one in answer["notes"])
+    assert main(["decide", "llama-3.2-1b", "--plan", str(train), *words]) == 2
+    assert "states another model" in capsys.readouterr().err
+
+
+def test_a_model_that_is_none_is_told_before_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "lama-3-70b", "--cluster", "h100-sxm:8"]) == 2
+    assert "did you mean llama-3-70b" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from windtunnel.faces.report.draw.markdown import markdown_of
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.prediction.views import prediction_document
 from windtunnel.physics.step.result import Result
+from windtunnel.views import Bar, Bars, Document, Lane, Lanes, Part, Span
 
 
 def _printed(result: Result, width: int = 80, encoding: str = "utf-8", full: bool = True, **options: object) -> str:
@@ -144,3 +145,29 @@ def test_classes_that_are_no_stages_have_names_of_their_own(result: Result) -> N
     assert f"on stage {fullest}" in _printed(result)
     assert f"on ranks like {fullest}" in _printed(named)
     assert f"stage {fullest}" not in _printed(named)
+
+
+def test_shades_of_bars_are_named_where_each_has_one_of_its_own() -> None:
+    def printed(*names: str) -> str:
+        return drawn([Bar(row, [Part(name, 1.0) for name in names]) for row in ("here", "there")])
+
+    def drawn(bars: list[Bar]) -> str:
+        console = Console(record=True, width=80, file=io.StringIO())
+        print_document(Document("t", "title", [Bars("Where it goes", "s", bars)]), console)
+        return console.export_text()
+
+    assert "\u2588 trains  \u2593 waits  \u2592 starts" in printed("trains", "waits", "starts")
+    missing = [Bar("here", [Part("trains", 2.0), Part("waits", 1.0)]), Bar("there", [Part("waits", 3.0)] * 2)]
+    assert "\u2593" * 40 in drawn(missing)  # one shade for a label, wherever it stands in its bar
+    assert "starts" not in printed("trains", "waits", "starts", "loads", "saves")  # a shade would stand for two
+
+
+def test_many_short_spans_of_a_lane_end_where_the_time_does() -> None:
+    spans = [Span(i / 1000, (i + 0.5) / 1000, "s", "compute-0") for i in range(500)]
+    late = Lane("dp", [Span(0.9, 1.0, "s", "comm-0")], "stage 12")
+    lanes = Lanes("Timeline", [Lane("compute", spans, "stage 12"), late])
+    console = Console(record=True, width=80, file=io.StringIO())
+    print_document(Document("t", "title", [lanes]), console)
+    first, last = (line for line in console.export_text().splitlines() if line.startswith("stage 12"))
+    assert first.startswith("stage 12 compute")  # the label had to make room
+    assert len(first.rstrip()) < len(last.rstrip()) * 0.7  # half of the time

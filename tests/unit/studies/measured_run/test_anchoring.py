@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -154,3 +155,18 @@ def test_a_mistake_of_a_log_names_the_log(gpus: int, said: str, tmp_path: Path) 
     with pytest.raises(UserError) as error:
         answer(read({**STEP, "anchor": [str(path)]}))
     assert str(error.value).startswith(f"{path}: {said}")
+
+
+def test_an_anchor_of_the_same_model_under_another_name_counts_and_what_differs_is_named(tmp_path: Path) -> None:
+    bare = answer(read(STEP))
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    renamed = {**STEP, "model": str(tmp_path / "config.json"), "anchor": [anchor(tmp_path, 1.2 * bare.step_time_s)]}
+    found = answer(read(renamed))
+    assert found.spec["model"]["name"] != bare.spec["model"]["name"]
+    assert found.step_time_s == pytest.approx(1.2 * bare.step_time_s, rel=0.01)
+    other = answer(read({**renamed, "cluster": "b200:16", "plan": {**PLAN, "precision": "fp8"}}))
+    assert other.warnings[-1].endswith("is not used: it is of another GPU and precision")

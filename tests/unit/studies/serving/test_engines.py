@@ -11,6 +11,7 @@ from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.measured.cache import package_data
 from windtunnel.physics.hardware import get_gpu, parse_cluster
 from windtunnel.physics.model import Model, load_model
+from windtunnel.questions import ask
 from windtunnel.studies.serving import Deployment, engine_of, load_engine
 from windtunnel.studies.serving.engines.profile import engine_names
 from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token, memory_of, weight_bytes
@@ -526,3 +527,13 @@ def test_experts_behind_buffers_of_one_size_take_the_same_at_every_captured_batc
     small = engine_of(model, cluster, wide, profile=replace(mori, all_to_all_buffer=160))
     assert small.times.decode(4096).at(4_096_000) == plain.times.decode(4096).at(4_096_000)
     assert plain.times.decode(8).at(8_000) < small.times.decode(8).at(8_000) < few
+
+
+def test_a_model_length_that_the_cache_cannot_hold_is_said() -> None:
+    asked = {"question": "serve", "model": "llama-3.1-8b", "cluster": "rtx-4090:1", "load": {"concurrency": 1}}
+    asked |= {"requests": {"prompt": 64, "output": 8, "requests": 2}}
+    told = [text for text in ask(asked).warnings if "--max-model-len" in text]
+    assert len(told) == 1  # vLLM refuses to start
+    room = told[0].split("--max-model-len ")[1].split()[0]
+    shorter = ask({**asked, "engine": {"max_model_len": int(room)}})
+    assert not any("--max-model-len" in text for text in shorter.warnings)

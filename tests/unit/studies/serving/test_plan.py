@@ -12,7 +12,8 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.faces.report.serving.placement import plans_document
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.serving import Deployment
+from windtunnel.questions.former import current
+from windtunnel.studies.serving import Deployment, load_engine
 from windtunnel.studies.serving.manifests import FORMS, Side, files_of, is_started, parts_of
 from windtunnel.studies.serving.placement.fewest import Plan, PlanRun, Shape, fewest, plans_of
 from windtunnel.studies.serving.placement.plan import PlanQuestion, _engine, deployments_of, plan_for, ran
@@ -137,7 +138,8 @@ def test_what_is_written_reads_back(form: str, apart: bool, tmp_path: Path) -> N
     assert parts.model == "deepseek-ai/DeepSeek-V3"
     told = {"kv": "fp8", "max_model_len": 9000, "max_num_seqs": 64}
     assert told.items() <= parts.engine.items()
-    assert parts.engine["engine"] in ("vllm", "vllm-0.22")
+    started = load_engine(parts.engine["engine"])  # Dynamo's image does not say vLLM's release
+    assert (started.engine, started.release.removesuffix(".0")) == ("vllm", "0.22")
     if apart:
         assert parts.replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp4dp2ep8"}
     else:
@@ -234,3 +236,21 @@ def test_older_manifests_of_dynamo_are_read(tmp_path: Path) -> None:
     parts = parts_of(str(file))
     assert parts.engine["engine"] == "vllm-0.12"
     assert parts.replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp1"}
+
+
+def test_a_manifest_of_dynamo_starts_what_has_dynamo_in_it_and_is_read_back(tmp_path: Path) -> None:
+    deployment = Deployment(tp=2)
+    sides = [Side("prefill", deployment, 2), Side("decode", deployment, 1)]
+    text = files_of("dynamo", "llama-3.1-8b", sides)["dynamo.yaml"]
+    assert "vllm-openai" not in text  # the engine's own image cannot run `python3 -m dynamo.vllm`
+    assert text.count("nvcr.io/nvidia/ai-dynamo/vllm-runtime:") == 3  # the front end as well
+    for role in ("prefill", "decode"):
+        assert f"--disaggregation-mode={role}" in text
+    (tmp_path / "dynamo.yaml").write_text(text)
+    line = ["serve", str(tmp_path / "dynamo.yaml"), "--cluster", "h100-sxm:8"]
+    assert current(line) == line  # no pool
+    (tmp_path / "serve.sh").write_text(files_of("vllm", "llama-3.1-8b", [Side("", deployment, 1)])["serve.sh"])
+    with pytest.raises(SpecError, match=r"several deployments \(serve.sh, dynamo.yaml\)"):
+        parts_of(str(tmp_path))  # written one after another: the workers of both were added up
+    assert parts_of(line[1]).replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp2"}
+    assert "vllm/vllm-openai:v0.22.0" in files_of("llm-d", "llama-3.1-8b", sides)["modelserver.yaml"]

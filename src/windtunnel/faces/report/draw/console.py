@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -29,6 +30,7 @@ from windtunnel.views import (
     Heat,
     Lanes,
     Notes,
+    Part,
     Series,
     Table,
     Tone,
@@ -38,6 +40,7 @@ from windtunnel.views.text import plain, printable, text_of, texts_of
 
 NARROW, WIDE = 48, 100
 LABEL_CELLS, LEAST_WORDS = 34, 12
+SHADES = "█▓▒░"
 LANES_MOST, HEAT_MOST = 24, 40
 FAMILY_STYLES = {
     **{"compute": "blue", "memory": "cyan", "optimizer": "green", "comm": "yellow", "bubble": "bright_black"},
@@ -163,19 +166,32 @@ def _many_bars(view: Bars, width: int) -> list[RenderableType]:
     noted = max((cell_len(plain(row.note)) for row in view.bars), default=0)
     labels = min(LABEL_CELLS, max(cell_len(plain(row.label)) for row in view.bars))
     cells = max(4, min(width - labels - max(map(len, texts)) - min(noted, width // 2) - 8, 40))
-    for row, amount in zip(view.bars, texts, strict=True):
-        table.add_row(Text(plain(row.label)), amount, _segments(row, scale, cells), Text(plain(row.note)))
-    return [*_title(view.title, view.note), table]
+    widths = [_widths(row, scale, cells) for row in view.bars]
+    shown = list(dict.fromkeys(part.label for row in widths for part, width in row if width))
+    for row, amount, inside in zip(view.bars, texts, widths, strict=True):
+        drawn = _segments(inside, shown) if len(inside) > 1 else _whole(row.parts[0], scale, cells)
+        table.add_row(Text(plain(row.label)), amount, drawn, Text(plain(row.note)))
+    named = max(map(len, widths)) > 1 and len(shown) <= len(SHADES)  # else a shade stands for several
+    words = "  ".join(f"{shade} {plain(label)}" for shade, label in zip(SHADES, shown, strict=False))
+    return [*_title(view.title, view.note), table, *([Text(words, style="dim")] if named else [])]
 
 
-def _segments(row: Bar, scale: float, cells: int) -> Text:
-    if len(row.parts) == 1:
-        return Text(bar(abs(row.parts[0].value) / scale, cells), style=_style(row.parts[0].colour))
-    line, edge = Text(), 0.0
-    for number, part in enumerate(row.parts):
-        begin = round(edge / scale * cells)
-        edge += max(part.value, 0.0)
-        line.append("█▓▒░"[number % 4] * (round(edge / scale * cells) - begin), style=_style(part.colour))
+def _widths(row: Bar, scale: float, cells: int) -> list[tuple[Part, int]]:
+    """Its parts with the cells that each takes."""
+    edges = [round(edge / scale * cells) for edge in accumulate(max(part.value, 0.0) for part in row.parts)]
+    return [(part, end - begin) for part, begin, end in zip(row.parts, [0, *edges], edges, strict=False)]
+
+
+def _whole(part: Part, scale: float, cells: int) -> Text:
+    return Text(bar(abs(part.value) / scale, cells), style=_style(part.colour))
+
+
+def _segments(row: Sequence[tuple[Part, int]], shown: Sequence[str]) -> Text:
+    """Parts of one label have one shade in all bars."""
+    line = Text()
+    for part, width in row:
+        if width:
+            line.append(SHADES[shown.index(part.label) % len(SHADES)] * width, style=_style(part.colour))
     return line
 
 
@@ -252,8 +268,10 @@ def _lanes(view: Lanes, width: int) -> list[RenderableType]:
     for lane in view.lanes:
         line, now = Text(), 0
         for span in sorted(lane.spans, key=lambda each: each.begin_s):
-            begin = max(round(span.begin_s / end * cells), now)
-            until = max(round(span.end_s / end * cells), begin + 1 if begin >= now and span.end_s > span.begin_s else 0)
+            own = round(span.begin_s / end * cells)
+            begin = max(own, now)
+            # A short one is a cell, but not behind others that fill its own: the line would grow past its end.
+            until = max(round(span.end_s / end * cells), begin + 1 if own >= now and span.end_s > span.begin_s else 0)
             if until <= begin:
                 continue
             line.append(" " * (begin - now))

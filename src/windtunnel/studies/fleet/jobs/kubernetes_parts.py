@@ -139,7 +139,7 @@ class Part:
         """When it started to run."""
         status, conditions = mapping_at(self.item, "status"), self.conditions
         if self.kind == "Pod":
-            return conditions.get("PodScheduled")
+            return conditions.get("PodScheduled") or time_at(status, "startTime")  # lists are cut to fields at times
         if self.kind == "Workload":
             return conditions.get("Admitted")
         if text_at(status, "state", "lastTransitionTime") and text_at(status, "runningDuration"):  # Volcano

@@ -162,12 +162,13 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     fields["micro_batch"] = local
     fields |= _pipeline(options, pp)
     fields |= _precision(options)
-    fields["recompute"] = _recompute(options)
     fields["compile"] = options.flag("compile.enable", options.flag("training.compile"))
     if options.flag("training.enable_cpu_offload"):
         fields["offload_optimizer"] = 1.0
     name, flavour = options.take("model.name"), options.take("model.flavor")
     model = _model(str(name), str(flavour)) if name and flavour else None
+    virtual = fields.get("virtual_stages")
+    fields["recompute"] = _recompute(options, model, pp * (virtual if isinstance(virtual, int) else 1))
     unknown = options.unknown() if model or not flavour else (*options.unknown(), f"model {name} of flavor {flavour}")
     return Native("torchtitan", fields, model, unknown, where)
 
@@ -241,7 +242,7 @@ def _precision(options: Options) -> dict[str, object]:
     return fields
 
 
-def _recompute(options: Options) -> str:
+def _recompute(options: Options, model: str | None, stages: int) -> str:
     mode = options.take("activation_checkpoint.mode", "selective")
     option = str(options.take("activation_checkpoint.selective_ac_option", "2"))
     if mode in ("none", "full"):
@@ -252,7 +253,11 @@ def _recompute(options: Options) -> str:
         return "selective:ops"
     if option == "1":
         return "full"
-    options.left.add("activation_checkpoint.selective_ac_option")  # every n-th layer: no field for that
+    if model is not None and option.isdigit() and int(option) > 1:  # every n-th layer; which of them matters little
+        from windtunnel.physics.model import load_model
+
+        return f"full:{max(1, load_model(model).n_layers // stages // int(option))}"
+    options.left.add("activation_checkpoint.selective_ac_option")
     options.leaves.setdefault("activation_checkpoint.selective_ac_option", option)
     return "none"
 

@@ -107,6 +107,9 @@ def test_megatron_script(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {name: found.fields[name] for name in want} == want
     assert found.unknown == ("--mystery-option 5",)
+    launcher = "srun --container-image=nvcr.io/nvidia/pytorch:25.04-py3 --mpi=pmix --ntasks-per-node 8 --cpu-bind none"
+    started = read_native(_write(tmp_path, "srun.sh", f"{launcher} {MEGATRON}"), 128)
+    assert started.unknown == found.unknown
     assert isinstance(found.model, dict)
     assert (found.model["layers"], found.model["hidden"], found.model["vocab"]) == (96, 12288, 51200)
 
@@ -372,3 +375,23 @@ def test_a_file_that_is_not_there_is_no_unknown_model(name: str, tmp_path: Path)
     for word in (str(tmp_path / name), name):
         with pytest.raises(InputFileError, match="no such file"):
             read_question(word, "h100-sxm:64", None, global_batch=8, seq_len=512)
+
+
+def test_latent_attention_is_not_taken_for_another(tmp_path: Path) -> None:
+    sizes = "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --ffn-hidden-size 18432 --swiglu"
+    experts = "--num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048 --moe-layer-freq '([0]*3+[1]*58)'"
+    latent = "--multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536 --v-head-dim 128"
+    batch = "--seq-length 4096 --micro-batch-size 1 --global-batch-size 512 --bf16 --vocab-size 129280"
+    path = _write(tmp_path, "v3.sh", f"torchrun pretrain_gpt.py {sizes} {experts} {latent} {batch} --fp9-recipe x")
+    with pytest.raises(SpecError, match="--multi-latent-attention is not read: name a model"):
+        model_of(ModelPart(base=str(path)), 64)
+    stated = plan_file("deepseek-v3", "h100-sxm:512", path, {})
+    assert stated.notes == (f"{path}: not understood: --fp9-recipe x",)
+
+
+def test_every_second_layer_of_torchtitan_is_recomputed(tmp_path: Path) -> None:
+    model = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
+    toml = f'{model}[activation_checkpoint]\nmode = "selective"\n'
+    found = read_native(_write(tmp_path, "train.toml", toml), 8)
+    assert found.fields["recompute"] == "full:16"  # of 32: selective_ac_option is "2" where it is not given
+    assert found.unknown == ()

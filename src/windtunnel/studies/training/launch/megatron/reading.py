@@ -29,6 +29,10 @@ MODEL_SWITCHES = (
     "--swiglu", "--untie-embeddings-and-output-weights", "--disable-bias-linear", "--add-qkv-bias", "--qk-layernorm",
     "--group-query-attention", "--normalization", "--squared-relu", "--apply-layernorm-1p",
 )  # fmt: skip
+LATENT = (  # DeepSeek's attention: such a model is named, its sizes are in the catalogue
+    "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
+    "--v-head-dim", "--moe-layer-freq",
+)  # fmt: skip
 SHARED = {"--bf16", "--fp16", "--optimizer", "--sequence-parallel"}  # with programs of other kinds
 SWIFT = re.compile(r"(?m)^[^#\n]*\bmegatron (sft|pt|rlhf)\b")  # Megatron-SWIFT (4.x), which means other things unsaid
 IN_WORD = "\ue000"  # stands for a `#` inside of a word
@@ -63,7 +67,8 @@ def read(text: str, n_gpus: int, where: str) -> Native:
         arguments.names_read -= set() if model else {"--model"}
         if arguments.word("--tuner-type", arguments.word("--train-type")) == "lora":
             fields["lora_rank"] = arguments.count("--lora-rank", 8)
-    unknown = tuple(arguments.unread())
+    latent = (f"the model's {LATENT[0]} is not read",) if LATENT[0] in arguments.options else ()
+    unknown = (*arguments.unread(), *latent)
     stated = {} if model else {name: size for name, size in sizes.items() if size is not None}
     return Native("megatron", fields, model, unknown, where, stated)
 
@@ -382,6 +387,9 @@ def _formats(arguments: Arguments) -> dict[str, object]:
 def _model(arguments: Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
     """Keywords of `windtunnel.physics.model.transformer`; None where sizes are missing."""
     arguments.names_read |= {*MODEL, *MODEL_SWITCHES}
+    if LATENT[0] in arguments.options:
+        arguments.names_read |= set(LATENT)
+        return None
     if any(sizes.get(name) is None for name in ("layers", "hidden", "heads")):
         return None
     gated = "--swiglu" in arguments.options
