@@ -76,3 +76,20 @@ def test_numbers_of_names_that_have_one(tmp_path: Path) -> None:
     assert held[".tp"] == args.tp
     assert held["width"] == width
     assert ".fast" not in held
+
+
+def test_what_no_rank_could_be_is_left_out_and_takes_no_time(tmp_path: Path) -> None:
+    """Numbers beyond 64 bits, endless ranges, chains of functions that double, loops in loops."""
+    chain = "".join(f"def f{n}(): return f{n - 1}() + f{n - 1}()\n" for n in range(1, 60))
+    within = "rank"
+    for n in range(12):
+        within = f"[{within} for i{n} in range(20)]"
+    wrong = (
+        *("rank == 10000000000000000000000", "rank in range(1, 100000000000000000000000)", "rank in range(0, 9, 0)"),
+        *("rank % 0 == 1", "'x' * rank == 2", "rank[0][rank] == 3", "-'x' == rank", f"{within} == rank"),
+    )
+    path = tmp_path / "train.py"
+    path.write_text(f"rank = dist.get_rank()\ndef f0(): return rank\n{chain}" + "\n".join((*wrong, "f59() < 0")))
+    tests, missed = rank_tests({str(path): "train.py"}, WORLD)
+    assert not tests or {test.text for test in tests} == {"f59() < 0"}
+    assert len(missed) == len(wrong)

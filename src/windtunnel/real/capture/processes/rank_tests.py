@@ -195,16 +195,17 @@ class _Sources:
     def value(self, node: ast.AST, path: str) -> Value:
         """Of an expression in a file."""
         try:
-            return self._value(node, path)
-        except (TypeError, ValueError, ZeroDivisionError, IndexError, RecursionError):
+            with np.errstate(all="ignore"):
+                return self._value(node, path)
+        except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError):
             return None  # no arithmetic of numbers
 
     def _value(self, node: ast.AST, path: str) -> Value:
         match node:
             case ast.Constant(value=str() as text):
-                return np.asarray(int(text)) if text.isdigit() else text
+                return np.asarray(int(text), np.int64) if text.isdecimal() else text
             case ast.Constant(value=int() as number):
-                return np.asarray(number)
+                return np.asarray(number, np.int64)
             case ast.Name() | ast.Attribute():
                 return self._name(_name_of(node), path)
             case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
@@ -230,6 +231,8 @@ class _Sources:
 
     def _each(self, node: ast.GeneratorExp | ast.ListComp, path: str) -> Value:
         """What an expression gives for each of a few things: `int(os.environ[name]) for name in ("RANK", ...)`."""
+        if any(isinstance(part, ast.GeneratorExp | ast.ListComp) for part in ast.walk(node.elt)):
+            return None  # each within each could take forever
         over, name = self._value(node.generators[0].iter, path), _name_of(node.generators[0].target)
         parts: list[Value] = []
         for item in over if isinstance(over, tuple) and len(over) <= MOST_TESTS else ():
@@ -275,8 +278,11 @@ class _Sources:
             return self._world.environment("RANK" if name == "get_rank" else "WORLD_SIZE")
         if name in ("get_local_rank", "get_coordinate"):
             return self._on_mesh(name, owner, given)
-        returned = self._returned.get(name, [])
-        return self._value(*returned[0]) if len(returned) == 1 else None
+        returned, key = self._returned.get(name, []), ("", f"{name}()")
+        if len(returned) == 1 and key not in self._known:
+            self._known[key] = None  # a function that calls itself
+            self._known[key] = self._value(*returned[0])
+        return self._known.get(key)
 
     def _on_mesh(self, name: str, mesh: ast.expr | None, given: Sequence[Value]) -> Value:
         along = self._world.coordinates()
