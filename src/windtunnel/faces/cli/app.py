@@ -1,9 +1,10 @@
 """The application: its verbs, and what every one of them does about mistakes, interrupts and closed pipes.
 
 Exit status: 0 an answer, 1 `check` where a rule is broken and `fleet live` or `fleet beside` where a job did not
-complete, 2 a mistake of the user, 3 an answer that says the job does not fit in memory, 4 a captured script that would
-hang or crash on a cluster, 130 interrupted, 141 nobody reads the output any more; where a script of the user's runs and
-fails, its own. A mistake is one line on stderr: `windtunnel: error: ...`.
+complete, 2 a mistake of the user, 3 an answer that says the job does not fit in memory (of `decide`: none does) and
+`fleet lint` where something cannot be right, 4 a captured script that would hang or crash on a cluster, 130
+interrupted, 141 nobody reads the output any more; where a script of the user's runs and fails, its own. A mistake is
+one line on stderr: `windtunnel: error: ...`.
 """
 
 from __future__ import annotations

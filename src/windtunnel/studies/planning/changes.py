@@ -106,6 +106,10 @@ def _companions(base: Layout, fields: Mapping[str, object]) -> Iterator[dict[str
         yield {"virtual_stages": 1, **back}
     if fields.get("pp") == 1 and plan.schedule not in (None, "1f1b", "gpipe"):
         yield {"schedule": "1f1b", **({"virtual_stages": 1} if plan.virtual_stages > 1 else {})}
+    if plan.lora_rank and plan.offload_activations and "recompute" in fields:  # of frozen layers checkpoints alone go
+        yield {"offload_activations": 0}
+    if plan.lora_rank and fields.get("offload_activations"):
+        yield {"recompute": "full"}
 
 
 def _values(base: Layout) -> Iterator[tuple[str, object]]:

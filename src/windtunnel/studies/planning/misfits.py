@@ -97,7 +97,7 @@ class Misfits:
 
         The first that fits is enough: savings that shard most are looked at first.
         """
-        if layout.plan.offload_activations:  # with it some ways to recompute are refused
+        if layout.plan.offload_activations and layout.plan.lora_rank:  # only checkpoints of frozen layers can go
             return 0
         least: dict[tuple[object, object], int] = {}
         for saving in reversed(savings(self.space, layout)):

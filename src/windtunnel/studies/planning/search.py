@@ -313,7 +313,7 @@ class Search:
     def _part(self, node: Node) -> None:
         layout, options = node.layout, self._options(node)
         # What is recomputed does not change what parameters and optimizer take; most savings fail by that alone.
-        alike = not layout.plan.offload_activations  # with it some ways to recompute are refused
+        alike = not (layout.plan.offload_activations and layout.plan.lora_rank)  # some ways to recompute are refused
         fits: set[object] = set()
         too_much: dict[object, int] = {}
         for saving in savings(self.space, layout):

@@ -43,7 +43,8 @@ def test_a_curve_through_all_of_its_points_says_nothing_of_its_error(points: int
 
 def test_errors_of_other_curves_are_there() -> None:
     one = chart((1e-5, 1e-4, 1e-3), (1e-5, 1.2e-4, 1e-3))
-    assert "Curves of 3 measured points are 6.7 % off in the mean" in page_of(calibration_document(view(one)))
+    page = page_of(calibration_document(view(one)))
+    assert "Curves of 3 measured points are 6.7\N{NO-BREAK SPACE}% off in the mean" in page
     assert "128: +20%" in table(one)
 
 

@@ -253,10 +253,11 @@ def _recompute(options: Options, model: str | None, stages: int) -> str:
         return "selective:ops"
     if option == "1":
         return "full"
-    if model is not None and option.isdigit() and int(option) > 1:  # every n-th layer; which of them matters little
+    if model is not None and option.isdecimal() and int(option) > 1:  # every n-th layer; which of them matters little
         from windtunnel.physics.model import load_model
 
-        return f"full:{max(1, load_model(model).n_layers // stages // int(option))}"
+        layers = load_model(model).n_layers // stages // int(option)
+        return f"full:{layers}" if layers else "none"
     options.left.add("activation_checkpoint.selective_ac_option")
     options.leaves.setdefault("activation_checkpoint.selective_ac_option", option)
     return "none"

@@ -1,9 +1,8 @@
 """Peak memory of each rank class: state that stays, activations by their lifetimes in the schedule, and workspace.
 
 A rank works through its actions one after the other, so its activations rise by what a piece's forward pass leaves and
-fall with the backward; where that is split (`split_backward`) its first half adds what the second one reads. The
-allocated peak is the largest sum over actions of what is held before and the most that the action adds; the optimizer
-step has its own peak.
+fall with the backward; where that is split (`split_backward`) its first half adds what the second one reads. The peak
+is the largest sum of what is held before an action and the most that it adds; the optimizer step has its own.
 
     reserved = what PyTorch's allocator holds for that: replayed, tensor by tensor (`allocations.py`), for the
                fullest rank class, and the first one where segments do not expand; allocated, and a little for pages,

@@ -102,11 +102,14 @@ def test_a_file_that_deepspeed_is_missing_is_named(tmp_path: Path) -> None:
     for name, stage, offloaded in (
         ("deepspeed_configs/zero3_bf16.json", 3, None),  # of axolotl
         ("examples/deepspeed/ds_z2_offload_config.json", 2, 1.0),  # of LLaMA-Factory
+        ("zero_stage1.json", 1, None),
+        ("stage-2.json", 2, None),
+        ("/home/franz2/no_offload/quiz1.json", 0, None),  # folders say nothing, nor does a letter within a word
     ):
         path.write_text(LINE.replace("ds.json", name))
         native = read_native(path, 8)
         assert (native.fields["zero_stage"], native.fields.get("offload_optimizer")) == (stage, offloaded)
-        assert any(f"taken for ZeRO {stage}" in one for one in native.unknown)
+        assert any("(no such file beside it: " in one and f"ZeRO {stage}" in one for one in native.unknown)
 
 
 def test_a_file_that_is_named_is_not_sought_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ PACKING = ("packing", "sample_packing")
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon", "paged_adamw": "adam"}
-STAGE_IN_NAME = re.compile(r"z(?:ero)?[-_]?([0-3])(?!\d)")  # of a DeepSpeed file
+STAGE_IN_NAME = re.compile(r"(?<![a-z])(?:z|zero|(?:zero[-_]?)?stage)[-_]?([0-3])(?!\d)")  # of a DeepSpeed file
 SHARDED = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 TARGETS = {
     "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate", "up_proj": "up",
@@ -178,9 +178,10 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
             unknown.append("torch_compile with DeepSpeed")
         place = file_beside(path, config)
         if place is None:
-            named = STAGE_IN_NAME.search(config.lower())  # `zero3_bf16.json`, `ds_z3_offload_config.json`
+            name = Path(config).name.lower()
+            named = STAGE_IN_NAME.search(name)  # `zero3_bf16.json`, `ds_z3_offload_config.json`
             of_name = int(named[1]) if named else 0
-            offloads = {"offload_optimizer": 1.0} if "offload" in config.lower() else {}
+            offloads = {"offload_optimizer": 1.0} if "offload" in name else {}
             taken = f"taken for ZeRO {of_name}{' with its optimizer offloaded' if offloads else ''} by its name"
             unknown.append(f"deepspeed {config} (no such file beside it: {taken if named else 'ZeRO 0'})")
             return {"framework": "deepspeed", "zero_stage": of_name, **offloads}
