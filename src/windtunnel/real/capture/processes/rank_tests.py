@@ -238,17 +238,20 @@ class _Sources:
 
     def _each(self, node: ast.GeneratorExp | ast.ListComp, path: str) -> Value:
         """What an expression gives for each of a few things: `int(os.environ[name]) for name in ("RANK", ...)`."""
-        (generator, *others), known = node.generators, self._known
+        generator, *others = node.generators
         nested = sum(isinstance(part, ast.GeneratorExp | ast.ListComp) for part in ast.walk(node.elt))
         if others or generator.ifs or nested > 1:  # more within each other would fill the memory
             return None
-        over, parts = self._value(generator.iter, path), list[Value]()
+        over, key = self._value(generator.iter, path), (path, _name_of(generator.target))
+        outer = {key: self._known[key]} if key in self._known else {}
+        parts: list[Value] = []
         try:
             for item in over if isinstance(over, tuple) and len(over) <= MOST_ITEMS else ():
-                self._known = {**known, (path, _name_of(generator.target)): item}
+                self._known[key] = item
                 parts.append(self._value(node.elt, path))
         finally:
-            self._known = known
+            self._known.pop(key, None)
+            self._known |= outer
         return _all(parts) if parts else None
 
     def _name(self, name: str, path: str) -> Value:
