@@ -2,14 +2,13 @@
 
 1. Rank 0 is played. Its groups give the grid of ranks, its messages the dimensions along which all coordinates are run.
 2. `representatives.find_classes` asks for ranks until it knows the classes; pipelines run together.
-3. Ranks drawn at random are played and held against the class they were taken to be of. One that holds is taken into
+3. Ranks drawn at random are played and held against the class they were taken to be of. One that differs is taken into
    the search, which begins again, and more are drawn; where that finds no end, the capture ends with the first op that
-   holds: a fold that is not exact is worth nothing.
+   differs: a fold that is not exact is worth nothing.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -54,9 +53,8 @@ PLAYER = "windtunnel.real.capture.processes.rank_process:play"
 PLAYS = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}  # as `Workers` take it
 DRAWN, FEW_RANKS = 4, 8
 MOST_DRAWS = 4  # times that drawn ranks may differ from what they were taken to be
-MORE_DRAWN = 4  # times as many are drawn after that: a rank that holds and was met by chance is hardly ever alone
+MORE_DRAWN = 4  # times as many are drawn after that: a rank that differs and was met by chance is hardly ever alone
 MOST_NAMED = 3  # tests that are not understood
-SURE = 0.95  # that ranks which run another program are met, where they are as many as is said
 MOST_AT_ALL = 4096  # ranks that `--representatives all` plays
 
 
@@ -194,7 +192,7 @@ def from_few(
 
     find = partial(find_classes, digests=digests, kind_of=kind_of, tails_of=tails_of, buffers_of=buffers_of)
     tests: list[RankTest] = []
-    telling: list[RankTest] = []  # tests of the source that tell a rank from those that it was taken to be like
+    class_tests: list[RankTest] = []  # that tell a rank from those that it was taken to be like
     detail = DIMENSIONS
     odd_ranks: list[int] = []
     notes: list[str] = []
@@ -202,11 +200,11 @@ def from_few(
     count = few if options.verify is None else options.verify
     try:
         for turn in range(MOST_DRAWS):
-            table = find(layout, ranks_run=odd_ranks, tested=_tested(telling), detail=detail)
+            table = find(layout, ranks_run=odd_ranks, tested=_tested(class_tests), detail=detail)
             refined = _layout(launch, workers.outcomes)
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
-                table = find(layout, ranks_run=odd_ranks, tested=_tested(telling), detail=detail)
+                table = find(layout, ranks_run=odd_ranks, tested=_tested(class_tests), detail=detail)
             if not turn:
                 tests, missed = _tests(launch, workers)
             parts = parts_of_ranks(layout, buffers_of(0), [test.holds for test in tests])
@@ -216,17 +214,17 @@ def from_few(
             sample = sorted([*doubtful, *draw(layout, count - len(doubtful), options.seed + turn, ranks_run, parts)])
             digests([*sample, *named])
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
-            odd = _those_that_differ(table, workers)
-            if not odd:
+            new_odd_ranks = _those_that_differ(table, workers)
+            if not new_odd_ranks:
                 unmet = [*_not_run(launch, workers, len(sample), tests), *_missed(missed)]
                 return table, sample, notes, unmet
-            odd_ranks += odd
-            pairs = [(rank, table.representative_of(rank)) for rank in odd]
-            told = [test for test in tests if any(test.holds[one] != test.holds[other] for one, other in pairs)]
-            telling += [test for test in told if test not in telling]
-            by_chance = [rank for rank in odd if rank not in named and rank not in doubtful]
+            odd_ranks += new_odd_ranks
+            like = [table.representative_of(rank) for rank in new_odd_ranks]
+            explanations = [test for test in tests if (test.holds[new_odd_ranks] != test.holds[like]).any()]
+            class_tests += [test for test in explanations if test not in class_tests]
+            by_chance = [rank for rank in new_odd_ranks if rank not in named and rank not in doubtful]
             if by_chance:
-                detail = min(detail + (not told), TENSORS)
+                detail = min(detail + (not explanations), TENSORS)
                 count *= MORE_DRAWN
                 what = "met by chance, ran another program than the ranks that it was taken to be like"
                 notes.append(f"rank {by_chance[0]:,}, {what}: {count} more were drawn")
@@ -239,10 +237,9 @@ def from_few(
 def _tests(launch: Launch, workers: Workers) -> tuple[list[RankTest], list[str]]:
     outcome = workers.outcomes[0]
     meshes = [(tuple(names), tuple(sizes)) for names, sizes in outcome["meshes"]]
-    held = [set(of.get("numbers", {}).items()) for of in workers.outcomes.values()]
-    world = World(
-        launch.world_size, min(launch.local_world_size, launch.world_size), meshes, dict(set.intersection(*held))
-    )
+    numbers_of_ranks = [set(of.get("numbers", {}).items()) for of in workers.outcomes.values()]
+    local_size = min(launch.local_world_size, launch.world_size)
+    world = World(launch.world_size, local_size, meshes, dict(set.intersection(*numbers_of_ranks)))
     return rank_tests(outcome.get("files", {}), world)
 
 
@@ -278,10 +275,9 @@ def _not_run(launch: Launch, workers: Workers, drawn: int = 0, tests: Sequence[R
         return []
     text = f"{left:,} of {launch.world_size:,} ranks were not run"
     if drawn:
-        fewest = math.ceil((1 - (1 - SURE) ** (1 / drawn)) * left)
         text += (
-            f": a program of its own that fewer than {fewest:,} run, and that neither source nor shards tell of,"
-            f" may be missed ({drawn} were drawn, {SURE:.0%} sure; --verify draws more)"
+            ": programs of their own that neither source nor shards tell of may be missed"
+            f" ({drawn} ranks were drawn; --verify draws more)"
         )
     return [text, *not_met(tests, list(workers.outcomes))]
 
@@ -313,7 +309,7 @@ def _not_folded(launch: Launch, workers: Workers, grid: Grid, representative: in
     return ScriptError(
         f"no few ranks stand for all {launch.world_size:,}: rank {other} ({grid.label(other)}) should run what rank"
         f" {representative} ({grid.label(representative)}) runs, and does not: {what}; the job is not folded. If what"
-        " holds is data, make it equal; or run every rank with --representatives all, or some with --ranks"
+        " differs is data, make it equal; or run every rank with --representatives all, or some with --ranks"
     )
 
 

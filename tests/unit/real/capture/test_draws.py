@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.launch import DRAWN, MORE_DRAWN, Options, from_few
+from windtunnel.real.capture.processes.rank_server import ScriptError
 from windtunnel.real.capture.processes.scheduler import Workers
 from windtunnel.studies.programs.rank_classes.draws import draw, parts_of_ranks
 from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer
@@ -34,7 +36,10 @@ def drawn(program: Callable[[int], str], script: Path) -> tuple[list[int], list[
     """The ranks that were drawn last, once a fold held against them, and what is noted."""
     launch = Launch(str(script), (), is_module=False, world_size=1024, local_world_size=8)
     ranks = cast("Workers", Ranks(program, script))
-    table, sample, notes, _ = from_few(launch, Options(), ranks, {})
+    table, sample, notes, unmet = from_few(launch, Options(), ranks, {})
+    assert unmet[0].endswith(
+        f"may be missed ({len(sample)} ranks were drawn; --verify draws more)"
+    )  # how likely is not known
     assert all(program(table.representative_of(rank)) == program(rank) for rank in range(1024))
     return sample, notes
 
@@ -48,6 +53,15 @@ def test_a_drawn_rank_that_differs_is_hardly_ever_alone_so_more_are_drawn(tmp_pa
     second, notes = drawn(lambda rank: str(rank == first[0]), script)
     assert len(second) == DRAWN * MORE_DRAWN
     assert f"rank {first[0]:,}, met by chance" in notes[0]
+
+
+def test_what_differs_is_to_be_made_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of every rank's own: no few stand for all."""
+    monkeypatch.setattr(Ranks, "folder", tmp_path, raising=False)
+    monkeypatch.setattr("windtunnel.real.capture.launch.read_program", lambda path: path)
+    monkeypatch.setattr("windtunnel.real.capture.launch.first_difference", lambda one, other: None)
+    with pytest.raises(ScriptError, match="If what differs is data, make it equal; or run every rank with"):
+        drawn(str, tmp_path / "train.py")
 
 
 def test_a_rank_that_the_source_names_says_nothing_of_others(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windtunnel.real.capture.processes.rank_tests import World, not_met, numbers_held, rank_tests
+from windtunnel.real.capture.processes.rank_tests import (
+    MOST_EVALUATIONS,
+    MOST_TEXT,
+    World,
+    not_met,
+    numbers_held,
+    rank_tests,
+)
 
 RANKS = np.arange(64)
 DP, TP = RANKS // 8, RANKS % 8
@@ -36,6 +43,11 @@ WORLD = World(64, 8, [(("dp", "tp"), (8, 8))], {".tp": 8, "layers": 3})
             "rank = 0\nif spread:\n    rank = dist.get_rank()\nif rank in range(4, 9, 2): pass",
             np.isin(RANKS, (4, 6, 8)),
         ),
+        (
+            "grid = [[i for i in range(4)] for i in range(4)]\ni = dist.get_rank()\nif i == grid[0][1]: pass",
+            RANKS == 1,
+        ),
+        ("rank = get_rank()\nx = [-'x' for rank in (1, 2)]\nif x == 1: pass\nif rank < 9: pass", RANKS < 9),
     ],
 )
 def test_a_test_is_followed_back_to_what_a_rank_is_read_from(source: str, holds: object, tmp_path: Path) -> None:
@@ -71,25 +83,46 @@ def test_numbers_of_names_that_have_one(tmp_path: Path) -> None:
             self.tp, self.name, self.fast = 8, "x", True
 
     args = Arguments()
-    width = 5
+    width, beyond = 5, 2**63
     held = numbers_held(sys._getframe(), lambda path: path == __file__)
     assert held[".tp"] == args.tp
     assert held["width"] == width
     assert ".fast" not in held
+    assert "beyond" not in held, beyond
 
 
 def test_what_no_rank_could_be_is_left_out_and_takes_no_time(tmp_path: Path) -> None:
-    """Numbers beyond 64 bits, endless ranges, chains of functions that double, loops in loops."""
+    """Numbers beyond 64 bits, endless ranges, chains of functions and tuples that double, loops in loops."""
     chain = "".join(f"def f{n}(): return f{n - 1}() + f{n - 1}()\n" for n in range(1, 60))
     within = "rank"
     for n in range(12):
         within = f"[{within} for i{n} in range(20)]"
     wrong = (
         *("rank == 10000000000000000000000", "rank in range(1, 100000000000000000000000)", "rank in range(0, 9, 0)"),
+        *("rank * 2**62 + rank == 3", "rank * 4294967296 * 4294967296 == 0", "x59 == rank", "rank == y"),
+        *("rank in [r for r in range(8) if r % 2]", "rank in [r + s for r in (1, 2) for s in (1, 2)]"),
         *("rank % 0 == 1", "'x' * rank == 2", "rank[0][rank] == 3", "-'x' == rank", f"{within} == rank"),
     )
     path = tmp_path / "train.py"
-    path.write_text(f"rank = dist.get_rank()\ndef f0(): return rank\n{chain}" + "\n".join((*wrong, "f59() < 0")))
+    pairs = "x0 = 1\n" + "".join(f"x{n} = (x{n - 1}, x{n - 1})\n" for n in range(1, 60)) + "y = (x59, x59)\n" * 2
+    source = f"rank = dist.get_rank()\ndef f0(): return rank\n{chain}{pairs}"
+    path.write_text(source + "\n".join((*wrong, "f59() < 0")))
     tests, missed = rank_tests({str(path): "train.py"}, WORLD)
     assert not tests or {test.text for test in tests} == {"f59() < 0"}
     assert len(missed) == len(wrong)
+
+
+def test_evaluations_are_counted_and_tests_beyond_are_not_understood(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("rank = dist.get_rank()\nrank == 1\n" + f"0 in ({'0,' * MOST_EVALUATIONS})\n" + "rank == 2\n")
+    tests, missed = rank_tests({str(path): "train.py"}, WORLD)
+    assert [test.text for test in tests] == ["rank == 1"]
+    assert missed == ["`rank == 2` (train.py:4)"]
+
+
+@pytest.mark.parametrize("terms", [100, 900])
+def test_long_tests_are_told_short(terms: int, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"rank == {' + '.join(['x'] * terms)}\n")
+    _, (missed,) = rank_tests({str(path): "train.py"}, WORLD)
+    assert len(missed) < MOST_TEXT + 30

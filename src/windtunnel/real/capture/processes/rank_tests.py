@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 from windtunnel.real.capture.processes.conditions import tree_of
 
 MOST_TESTS = 24  # of a source
+MOST_ITEMS = 24  # of what a comprehension runs over
+MOST_EVALUATIONS = 100_000  # of parts of expressions, for all tests; beyond it none is understood
+MOST_TEXT = 200  # characters of a test
 MOST_PAIRS = 6  # that are told
 Numbers: TypeAlias = NDArray[np.int64]  # one for each rank, or one for all
 Value: TypeAlias = "Numbers | str | tuple[Value, ...] | None"  # None: not understood
@@ -39,6 +42,7 @@ _SPOKEN = {  # of names of which nothing else is known
     **{"rank": "RANK", ".rank": "RANK", "global_rank": "RANK", ".global_rank": "RANK", "world_size": "WORLD_SIZE"},
     **{"local_rank": "LOCAL_RANK", ".local_rank": "LOCAL_RANK"},
 }
+_FLAT = (np.ndarray, str)  # tuples can have parts without end: they are not compared
 _BRANCHES = (ast.If, ast.IfExp, ast.While, ast.Assert)
 
 
@@ -89,12 +93,12 @@ def rank_tests(files: Mapping[str, str], world: World) -> tuple[list[RankTest], 
     for path, name in files.items():
         for node, value in sources.tests(path):
             if value is None and any("rank" in _name_of(part).lstrip(".").split("_") for part in ast.walk(node)):
-                missed.append(f"`{ast.unparse(node)}` ({name}:{node.lineno})")
+                missed.append(f"`{_text(node)}` ({name}:{node.lineno})")
             if isinstance(value, np.ndarray) and value.shape == (world.size,) and len(tests) < MOST_TESTS:
                 holds = value.astype(bool)
                 if holds.any() and not holds.all():
                     key = (holds != holds[0]).tobytes()
-                    tests.setdefault(key, RankTest(f"{name}:{node.lineno}", ast.unparse(node), holds))
+                    tests.setdefault(key, RankTest(f"{name}:{node.lineno}", _text(node), holds))
     return list(tests.values()), missed
 
 
@@ -127,7 +131,7 @@ def numbers_held(frame: FrameType | None, is_own: Callable[[str], object]) -> di
             except AttributeError:
                 attributes = {}
             for of, number in ((name, value), *((f".{of}", held) for of, held in attributes.items())):
-                if type(number) is int:
+                if type(number) is int and abs(number) < 2**63:
                     values.setdefault(of, set()).add(number)
         frame = frame.f_back
     return {name: numbers.pop() for name, numbers in values.items() if len(numbers) == 1}
@@ -137,7 +141,7 @@ class _Sources:
     """Files of a script, and what their names hold."""
 
     def __init__(self, paths: Sequence[str], world: World) -> None:
-        self._world = world
+        self._world, self._evaluations = world, 0
         self._assigned: dict[tuple[str, str], list[tuple[ast.expr, str, int]]] = {}  # (file or "", name)
         self._returned: dict[str, list[tuple[ast.expr, str]]] = {}
         self._known: dict[tuple[str, str], Value] = {}
@@ -201,6 +205,9 @@ class _Sources:
             return None  # no arithmetic of numbers
 
     def _value(self, node: ast.AST, path: str) -> Value:
+        self._evaluations += 1
+        if self._evaluations > MOST_EVALUATIONS:
+            return None
         match node:
             case ast.Constant(value=str() as text):
                 return np.asarray(int(text), np.int64) if text.isdecimal() else text
@@ -231,20 +238,25 @@ class _Sources:
 
     def _each(self, node: ast.GeneratorExp | ast.ListComp, path: str) -> Value:
         """What an expression gives for each of a few things: `int(os.environ[name]) for name in ("RANK", ...)`."""
-        if any(isinstance(part, ast.GeneratorExp | ast.ListComp) for part in ast.walk(node.elt)):
-            return None  # each within each could take forever
-        over, name = self._value(node.generators[0].iter, path), _name_of(node.generators[0].target)
+        generator, *others = node.generators
+        nested = sum(isinstance(part, ast.GeneratorExp | ast.ListComp) for part in ast.walk(node.elt))
+        if others or generator.ifs or nested > 1:  # more within each other would fill the memory
+            return None
+        over, key = self._value(generator.iter, path), (path, _name_of(generator.target))
+        outer = {key: self._known[key]} if key in self._known else {}
         parts: list[Value] = []
-        for item in over if isinstance(over, tuple) and len(over) <= MOST_TESTS else ():
-            self._known[path, name] = item
-            self._assigned.setdefault((path, name), [])
-            parts.append(self._value(node.elt, path))
-            del self._known[path, name]
+        try:
+            for item in over if isinstance(over, tuple) and len(over) <= MOST_ITEMS else ():
+                self._known[key] = item
+                parts.append(self._value(node.elt, path))
+        finally:
+            self._known.pop(key, None)
+            self._known |= outer
         return _all(parts) if parts else None
 
     def _name(self, name: str, path: str) -> Value:
         """What it is assigned, where that is one thing; of several, the one that hangs on the rank."""
-        key = (path if (path, name) in self._assigned else "", name)
+        key = (path if (path, name) in self._known or (path, name) in self._assigned else "", name)
         if key not in self._known:
             self._known[key] = None  # a name that is made of itself
             values: list[Value] = []
@@ -254,7 +266,11 @@ class _Sources:
             known = [value for value in values if value is not None]
             by_rank = [value for value in known if isinstance(value, np.ndarray) and value.ndim]
             first, *others = by_rank or known or [None]
-            is_one = all(np.array_equal(np.asarray(first), np.asarray(other)) for other in others)
+            is_one = all(
+                other is first
+                or (isinstance(first, _FLAT) and isinstance(other, _FLAT) and np.array_equal(first, other))
+                for other in others
+            )
             is_known = is_one and (by_rank or len(known) == len(values) > 0)
             number = self._world.numbers.get(name)
             otherwise = np.asarray(number) if number is not None else self._world.environment(_SPOKEN.get(name, ""))
@@ -299,11 +315,18 @@ def _apply(op: ast.AST, parts: Sequence[Value]) -> Value:
     if any(part is None for part in parts):
         return None
     first, second = parts[0], parts[-1]
-    if isinstance(op, ast.In | ast.NotIn) and isinstance(second, tuple):
+    if isinstance(op, ast.In | ast.NotIn) and isinstance(second, tuple) and not isinstance(first, tuple):
         return np.asarray(np.isin(np.asarray(first), [_number(of) for of in second], invert=isinstance(op, ast.NotIn)))
-    if type(op) not in _OPERATORS or (isinstance(op, ast.FloorDiv | ast.Mod) and not np.all(np.asarray(second))):
+    if type(op) not in _OPERATORS or any(isinstance(part, tuple) for part in parts):
         return None
-    return np.asarray(_OPERATORS[type(op)](*parts))
+    operator = _OPERATORS[type(op)]
+    if isinstance(op, ast.FloorDiv | ast.Mod) and not np.all(np.asarray(second)):
+        return None
+    if isinstance(op, ast.Add | ast.Sub | ast.Mult) and np.any(
+        abs(operator(*(np.asarray(part, float) for part in parts))) >= 2.0**63
+    ):
+        return None
+    return np.asarray(operator(*parts))
 
 
 def _all(parts: Sequence[Value]) -> Value:
@@ -331,6 +354,14 @@ def _fields(node: ast.ClassDef) -> list[str]:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return [arg.arg for arg in part.args.args[1:]]
     return [f".{_name_of(part.target)}" for part in node.body if isinstance(part, ast.AnnAssign)]
+
+
+def _text(node: ast.expr) -> str:
+    try:
+        text = ast.unparse(node)
+    except RecursionError:
+        return "a test of too many parts to be written here"
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."
 
 
 def _called(node: ast.Call) -> str:

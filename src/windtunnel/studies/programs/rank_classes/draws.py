@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.studies.programs.rank_classes.flat_buffers import FlatBuffer, place_in
 from windtunnel.studies.programs.rank_classes.grid import RankAxes
 
-FOUND = 4  # times as much as a stretch of an axis counts what the source or a buffer tells of
+SOURCE_WEIGHT = 4  # of what the source or a buffer tells of, where a stretch of an axis counts 1
 STRETCHES = 8  # of an axis; shorter ones are taken place by place
 
 
@@ -68,11 +68,11 @@ def draw(
 
 
 def _unseen_pairs(rows: NDArray[np.int64], run: Sequence[int], axes: int) -> NDArray[np.int64]:
-    """Of each row of parts, how many pairs none of the rows that ran has; the less, the more of them are of axes."""
+    """How many pairs of parts each row has that no row has which ran; a pair with stretches of axes counts less."""
     gains = np.zeros(len(rows), np.int64)
     for one, other in combinations(range(rows.shape[1]), 2):
         pairs = rows[:, one] * (rows[:, other].max() + 1) + rows[:, other]
         seen = np.zeros(pairs.max() + 1, bool)
         seen[pairs[run]] = True
-        gains += ~seen[pairs] * FOUND ** ((one >= axes) + (other >= axes))
+        gains += ~seen[pairs] * SOURCE_WEIGHT ** ((one >= axes) + (other >= axes))
     return gains
