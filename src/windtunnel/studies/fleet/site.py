@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +59,7 @@ class Site:
         """GPUs of all pools."""
         return self.nodes * self.per_node
 
-    @property
+    @cached_property
     def slurm_cluster(self) -> Cluster:
         """What its files of Slurm say, with what is changed of it; one partition and no limits where it has none."""
         from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
