@@ -58,15 +58,18 @@ def test_bad_lines_of_gres_conf_are_named(tmp_path: Path, gres: str, words: str)
 def test_bad_ranges_of_slurm_conf_are_named(tmp_path: Path, names: str) -> None:
     with pytest.raises(InputFileError, match=r"slurm.conf: line 3: nodename = 'n\["):
         parse_site(str(write(tmp_path, f"ClusterName=x\\\n y\nNodeName={names} Gres=gpu:4\n", "slurm.conf")))
+    text = f"NodeName=n1 Gres=gpu:4\nPartitionName=p Nodes={names}\n"
     with pytest.raises(InputFileError, match=r"line 2: nodes = 'n\["):
-        text = f"NodeName=n1 Gres=gpu:4\nPartitionName=p Nodes={names}\n"
         parse_site(str(write(tmp_path, text, "slurm.conf")))
 
 
 def test_odd_digits_of_sacctmgr(tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match="qos.txt: line 2: GrpJobs = '9+' has a number beyond 64 bits"):
+    with pytest.raises(InputFileError, match=r"qos.txt: line 2: GrpJobs = '9+' has a number beyond 64 bits"):
         parse_site(site_of(tmp_path, qos_txt=f"Name|GrpJobs\nnormal|{'9' * 5000}\n"))
-    assert parse_site(site_of(tmp_path, qos_txt="Name|GrpJobs\nnormal|\u00b2\n")).slurm_cluster.qos["normal"].limits.jobs is None
+    assert (
+        parse_site(site_of(tmp_path, qos_txt="Name|GrpJobs\nnormal|\u00b2\n")).slurm_cluster.qos["normal"].limits.jobs
+        is None
+    )
 
 
 def test_shards_are_of_each_gpu_alike(tmp_path: Path) -> None:
@@ -89,9 +92,13 @@ def test_shards_are_of_each_gpu_alike(tmp_path: Path) -> None:
 def test_slices_need_the_name_of_a_gpu_that_has_them(tmp_path: Path) -> None:
     """Profiles of one name are not alike on all: limits counted the wrong one."""
     site_of(tmp_path)
-    with pytest.raises(UserError, match=r"slurm.conf: line 1: gpu is not given: .* say so in site.yaml: gpu: a100-80gb"):
+    with pytest.raises(
+        UserError, match=r"slurm.conf: line 1: gpu is not given: .* say so in site.yaml: gpu: a100-80gb"
+    ):
         parse_site(str(tmp_path / "slurm.conf"))
-    with pytest.raises(UserError, match=r"line 1: gpu = 'a100': .*3g.20gb, which a100-40gb-sxm has.*gpu: a100-40gb-sxm"):
+    with pytest.raises(
+        UserError, match=r"line 1: gpu = 'a100': .*3g.20gb, which a100-40gb-sxm has.*gpu: a100-40gb-sxm"
+    ):
         parse_site(site_of(tmp_path, CONF.replace("3g.40gb", "3g.20gb")))
     with pytest.raises(UserError, match=r"line 1: Gres = '1g.10gb:7000000': a GPU holds 7 of them"):
         parse_site(site_of(tmp_path, CONF.replace("1g.10gb:7", "1g.10gb:7000000")))
