@@ -12,6 +12,7 @@ from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 
 UNITS = 1_008_000  # of a GPU: as many shares as it is cut into, up to 1,000, fit in it, and no more
+SHARES_MOST = 1000  # of a GPU
 DEVICES_MOST = 64  # GPUs of a node that may be in slices
 
 

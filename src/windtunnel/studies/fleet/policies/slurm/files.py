@@ -18,7 +18,7 @@ from types import MappingProxyType
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.table import read_table
-from windtunnel.studies.fleet.parts.profile import cuts_of
+from windtunnel.studies.fleet.parts.profile import SHARES_MOST, cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
     PREEMPT_OFF,
@@ -31,7 +31,6 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
     Qos,
     Weights,
 )
-from windtunnel.studies.fleet.site import SHARES_MOST
 
 INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
 SETTING = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
