@@ -169,6 +169,8 @@ def _number(figures: Mapping[str, Amount], key: str, unit: str, bands: Mapping[s
     low, _, high = bands.get(key, (None, None, None))
     value = figures[key]
     assert isinstance(value, float | int)
+    if key == "log_wait_error" and value > 9:  # a factor says more than thousands of per cent
+        return Number(1 + value, "x", None if low is None else 1 + low, None if high is None else 1 + high)
     return Number(value, unit, low, high)
 
 
@@ -256,7 +258,7 @@ def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> 
         family, colour = ("waited", "line-1") if wait > 0 else ("did not wait", "line-0")
         spans[lane].append(Span(start - first, end - first, f"{name}: waited {text_of(wait, 's')}", family, colour))
         rows.append((name, float(size[at]), start - wait - first, wait, start - first, end - first, why))
-    lanes = [Lane(f"row {number + 1}", own) for number, own in enumerate(spans) if own]
+    lanes = [Lane("", own) for own in spans if own]  # a lane is no place: jobs lie where there is room
     yield Lanes(f"Jobs under {outcome.policy}", lanes, f"{len(chosen):,} of {len(ran):,}: waited longest or held most")
     names = ("job", "GPUs", "submitted", "waited", "started", "ended", "why it waited")
     units = ("text", "count", "s", "s", "s", "s", "text")

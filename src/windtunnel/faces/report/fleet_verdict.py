@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from windtunnel.studies.fleet.outcome import against_text
 from windtunnel.views import Headline, Number
 from windtunnel.views.text import text_of
 
@@ -86,4 +87,5 @@ def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
     felt = abs(wait - log_wait) > FELT * float(nearest.get("jct_mean_s") or 0.0)
     if abs(error) <= NEAR or not felt:
         return ""
-    return f" No policy here is the log's own (nearest: {nearest['policy']}, mean wait {error:+.0%}): no advice yet."
+    beside = f"{nearest['policy']}, mean wait {against_text(error)}"
+    return f" No policy here is the log's own (nearest: {beside}): no advice yet."

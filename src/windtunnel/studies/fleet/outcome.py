@@ -120,6 +120,11 @@ def outcome_of_runs(
     )
 
 
+def against_text(error: float) -> str:
+    """`log_wait_error` in words: in per cent, or as a factor where the wait is beyond ten times the log's."""
+    return f"{1 + error:,.0f} x the log's" if error > 9 else f"{error:+.0%}"
+
+
 def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     """The figures, by name. None where a figure has no meaning."""
     jobs = outcome.jobs

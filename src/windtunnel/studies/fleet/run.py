@@ -58,6 +58,12 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     if options.compatible and not traits.compatible:
         able = ", ".join(names_of(lambda each: each.compatible))
         raise SpecError("--placement", "compatible", f"{policy} places by counts, or by itself: give one of {able}")
+    if site.slurm_cluster.divided and traits.loop != "log":
+        if traits.name != "slurm":
+            remedy = "GPUs in slices of MIG are known to slurm only: leave it out, or take the slices out of Gres"
+            raise SpecError("--policy", policy, remedy, site.text)
+        if options.pool or options.changes is not None:
+            raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
     dropped = _dropped(jobs, site, traits, options)
     dropped_rows = {each.job for each in dropped}
     keep = np.array([at for at in range(len(jobs)) if at not in dropped_rows], np.int64)
@@ -67,16 +73,17 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         return blank
     if traits.loop != "log":  # nobody starts a job that depends on others before they are done
         runnable = replace(runnable, submit_s=np.fmax(runnable.submit_s, runnable.further("eligible_s")))
-    if traits.name == "slurm" and site.slurm_cluster.divided:
-        if options.pool or options.changes is not None:
-            raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
-        counted, nodes = in_units(runnable, site, always=True)
-    else:
-        counted, nodes = in_units(runnable, site) if traits.parts else (runnable, site)
+    counted, nodes = as_counted(runnable, site, traits)
     outcome = _run(counted, nodes, policy, traits, options)
     if nodes.unit > 1:
         outcome = replace(outcome, gpu_seconds=outcome.gpu_seconds / nodes.unit)
     return _as_it_ended(_put(blank, keep, outcome))
+
+
+def as_counted(jobs: Jobs, site: Site, traits: Traits) -> tuple[Jobs, Site]:
+    """Jobs and nodes as a policy counts them: in units where jobs ask for parts of GPUs, or nodes have slices."""
+    always = traits.name == "slurm" and bool(site.slurm_cluster.divided)
+    return in_units(jobs, site, always=always) if traits.parts else (jobs, site)
 
 
 def _run(jobs: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys
+from windtunnel.studies.fleet.parts.profile import SHARES_MOST
 from windtunnel.units import parse_bandwidth
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
 NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8, "gpu": USUAL_NODE}  # g4dn/g5.12xlarge, p2, DGX-1; any
 MOST_GPUS = 2**22
-SHARES_MOST = 1000  # of a GPU
 CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth")  # of `hybrid/clouds.py`
 
 
@@ -58,7 +59,7 @@ class Site:
         """GPUs of all pools."""
         return self.nodes * self.per_node
 
-    @property
+    @cached_property
     def slurm_cluster(self) -> Cluster:
         """What its files of Slurm say, with what is changed of it; one partition and no limits where it has none."""
         from windtunnel.studies.fleet.policies.slurm.cluster import Cluster

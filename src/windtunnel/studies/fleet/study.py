@@ -21,7 +21,7 @@ from windtunnel.studies.fleet.clock.decision import Policy
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, by_policy, write_jobs
+from windtunnel.studies.fleet.outcome import Outcome, against_log, against_text, aggregates, by_policy, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text
 from windtunnel.studies.fleet.policies.table import POLICIES, plain_name
 from windtunnel.studies.fleet.run import simulate
@@ -211,7 +211,8 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
     compared = [figure for figure in figures if figure.get("log_wait_error") is not None]
     if compared:
         nearest = min(compared, key=lambda entry: float(entry["log_start_error_p50_s"]))
-        text = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
+        wait = against_text(nearest["log_wait_error"])
+        text = f"{nearest['policy']} is nearest to the log's own starts: mean wait {wait}"
         notes += (f"{text}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points, files)
 

@@ -29,8 +29,9 @@ from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
 from windtunnel.studies.fleet.parts.part import refuse_parts
+from windtunnel.studies.fleet.parts.profile import cuts_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
-from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.run import as_counted, simulate
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.speeds.predicted import with_predictions
 
@@ -115,10 +116,11 @@ def when(
     else:
         from windtunnel.studies.fleet.clock.on_clock import clock_of
 
-        once = clock_of(runnable, site, POLICIES[policy], options)
+        counted, nodes = as_counted(runnable, site, POLICIES[policy])
+        once = clock_of(counted, nodes, POLICIES[policy], options)
         once.run(round(asked_s * NS))
         so_far = np.zeros(len(jobs), np.int64)
-        so_far[keep] = [sum(each.counts) for each in once.jobs]
+        so_far[keep] = [sum(each.counts) // nodes.unit for each in once.jobs]
         share = np.array([each.share_done for each in once.jobs])
     starts, ends = [], []
     for seed in range(draws):
@@ -244,10 +246,12 @@ def _why(run: Outcome, so_far: NDArray[np.int64] | None, at: int, site: Site, op
     rows = np.flatnonzero(gpus_of > 0)
     rows = rows[np.argsort(run.end_s[rows], kind="stable")]
     freed = np.flatnonzero((np.abs(run.end_s - start_s) < 1e-6) & (order != at)) if start_s > submit_s else rows[:0]
-    free = site.gpus - int(gpus_of.sum())
+    cluster = site.slurm_cluster
+    gpus = site.gpus - sum(cuts_of(divided, cluster.gpu)[1] for divided in cluster.divided)
+    free = gpus - int(gpus_of.sum())
     names = jobs.name
     return Why(
-        text=_reason(run, at, free, len(ahead), len(rows), site, options),
+        text=_reason(run, at, free, len(ahead), len(rows), gpus, options),
         free_gpus=free,
         ahead=tuple(names[row] for row in ahead[np.argsort(run.start_s[ahead], kind="stable")].tolist()),
         overtaking=tuple(names[row] for row in overtaking.tolist()),
@@ -256,7 +260,7 @@ def _why(run: Outcome, so_far: NDArray[np.int64] | None, at: int, site: Site, op
     )
 
 
-def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Site, options: Options) -> str:
+def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, most: int, options: Options) -> str:
     gpus = int(run.jobs.gpus[at])
     if run.state[at] == STATES.index("rejected"):
         return f"{run.policy} turns it away"
@@ -265,7 +269,7 @@ def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Si
     text = "1 job holds" if holders == 1 else f"{holders} jobs hold"
     queued = f"; {ahead} wait{'s' * (ahead == 1)} ahead of it" if ahead else ""
     if free < gpus:
-        return f"it asks {gpus} GPUs and {free} of {site.gpus} are free, {text} the others{queued}"
+        return f"it asks {gpus} GPUs and {free} of {most} are free, {text} the others{queued}"
     if ahead:
         return f"{free} GPUs are free and it asks {gpus}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
     if POLICIES[run.policy].compiled and not options.pool:

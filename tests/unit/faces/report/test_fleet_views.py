@@ -13,7 +13,7 @@ from windtunnel.faces.report.fleet import Fleet, fleet_document
 from windtunnel.faces.report.fleet_verdict import best_of
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.outcome import Outcome, aggregates
-from windtunnel.views import Curve, Headline, Table
+from windtunnel.views import Curve, Headline, Lanes, Table
 
 
 def _outcome() -> Outcome:
@@ -72,6 +72,23 @@ def test_the_first_line_says_whether_a_log_bears_advice() -> None:
     short = verdict_of(("current", 0.01, None), ("slurm", 0.0, -1.0))
     assert "no advice" not in short  # nobody waits, whoever schedules
     assert "of another cluster" in verdict_of(("current", 2.0, None), ("slurm", 2.1, 0.05), held=1.2)
+
+
+def test_a_wait_far_beyond_the_logs_is_a_factor() -> None:
+    """It was +34197 %."""
+    assert verdict_of(("current", 0.01, None), ("fifo", 3.0, 341.97)).endswith(
+        "mean wait 343 x the log's): no advice yet."
+    )
+    rows = [{"policy": str(error), "jobs": 2, "jct_mean_s": 9.0, "log_wait_error": error} for error in (341.97, 0.5)]
+    file = io.StringIO()
+    print_document(fleet_document(Fleet("log", "h100:8", 8, rows)), Console(file=file, width=100))
+    lines = [line for line in file.getvalue().splitlines() if line.startswith("mean wait against the log's")]
+    assert lines[-1].split()[-4:] == ["343.0", "x", "50.0", "%"]
+
+
+def test_a_lane_is_no_place_and_has_no_name() -> None:
+    (lanes,) = [view for view in fleet_document(_fleet()).details if isinstance(view, Lanes)]
+    assert {lane.name for lane in lanes.lanes} == {""}
 
 
 def test_names_of_jobs_are_never_markup() -> None:

@@ -187,6 +187,22 @@ def test_a_trace_with_parts_and_one_that_says_whole(tmp_path: Path) -> None:
     assert columns(outcome) == [(0, 10, 10), (10, 20, 40)]
 
 
+@given(shares=st.integers(1, 1000), data=st.data())
+@settings(max_examples=200)
+def test_a_gpu_holds_as_many_shares_as_it_has(shares: int, data) -> None:
+    """Of 48 it held 50, of 600 a thousand. However they come, all of them fit, and no more."""
+    one = part_of("1 shares", shares=shares)
+    assert isinstance(one, Part)
+    assert one.most == shares
+    left, held = shares, 0
+    while left:
+        count = data.draw(st.integers(1, left)) if left < 20 else data.draw(st.integers(left // 3, left))
+        part = part_of(f"{count} shares", shares=shares)
+        assert isinstance(part, Part)
+        left, held = left - count, held + part.units
+    assert held <= UNITS < held + one.units
+
+
 def test_what_is_no_part_of_this_gpu_is_named(tmp_path: Path) -> None:
     rows = "a,0,1,10,1g.5gb\nb,0,1,10,half\nc,0,1,10,2 shares\nd,0,1,10,0.5\n"
     trace = write(tmp_path, "job,submit_s,gpus,duration_s,part\n" + rows)

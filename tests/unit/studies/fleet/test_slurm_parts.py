@@ -172,7 +172,8 @@ def test_types_of_gres_conf(tmp_path: Path) -> None:
     conf = "NodeName=n[1-2] Gres=gpu:9\nNodeName=n3 Gres=gpu:4\n"
     gres = (
         "AutoDetect=off\nNodeName=n[1-2] Name=gpu Type=a100 File=/dev/nvidia[0-1]\n"
-        "NodeName=n[1-2] Name=gpu Type=a100_1g.10gb Count=14\nName=shard Count=8\n"
+        "NodeName=n[1-2] Name=gpu Type=a100_1g.10gb Count=14\nNodeName=n[1-2] Name=shard Count=8\n"
+        "NodeName=n3 Name=shard Count=16\n"
     )
     cluster = parse_site(site_of(tmp_path, conf, gres_conf=gres)).slurm_cluster
     assert cluster.per_node == 4
@@ -221,6 +222,16 @@ def test_what_is_asked_of_each_node_keeps_its_kind(tmp_path: Path, asked: str, g
     text = f"JobID|Submit|Start|End|Elapsed|State|NNodes|ReqGRES\n1|{times}|2|{asked}\n"
     jobs = read_jobs(write(tmp_path, text, "log.txt"))
     assert (jobs.gpus.tolist(), jobs.columns["part"]) == ([gpus], [part])
+
+
+@pytest.mark.parametrize("tres", ["gres/gpu=2|", "|gres/gpu=2", "gres/gpu=2,gres/gpu:a100_3g.20gb=2|"])
+def test_types_stand_beside_a_count_without_them(tmp_path: Path, tres: str) -> None:
+    """Slurm counts `gres/gpu=1` of a slice unless its types are accounted for: it was a whole GPU."""
+    times = "2026-03-02T08:00:00|2026-03-02T08:00:00|2026-03-02T08:01:40|00:01:40|COMPLETED"
+    head = "JobID|Submit|Start|End|Elapsed|State|NNodes|AllocTRES|ReqTRES|ReqGRES"
+    text = f"{head}\n1|{times}|2|{tres}|gres/gpu:a100_3g.20gb:1\n"
+    jobs = read_jobs(write(tmp_path, text, "log.txt"))
+    assert (jobs.gpus.tolist(), jobs.columns["part"]) == ([2], ["3g.20gb"])
 
 
 @pytest.mark.parametrize("name", names_of(lambda traits: not traits.parts and traits.loop != "log"))

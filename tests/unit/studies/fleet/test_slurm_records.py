@@ -14,7 +14,7 @@ from windtunnel.studies.fleet.jobs.trace import Jobs
 SHOWN = """JobId=7 JobName=train model x.sh
    UserId=ana(1001) GroupId=users(100) MCS_label=N/A
    Priority=99 Nice=0 Account=nlp QOS=high WCKey=*
-   JobView=RUNNING Reason=None Dependency=(null)
+   JobState=RUNNING Reason=None Dependency=(null)
    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
    RunTime=01:00:00 TimeLimit=1-00:00:00 TimeMin=N/A
    SubmitTime=2026-03-02T08:00:00 EligibleTime=2026-03-02T08:00:00
@@ -26,7 +26,7 @@ SHOWN = """JobId=7 JobName=train model x.sh
 
 JobId=12 ArrayJobId=12 ArrayTaskId=3-5%2 JobName=eval
    UserId=ben(1002) Priority=90 Account=cv QOS=normal
-   JobView=PENDING Reason=Resources Dependency=(null)
+   JobState=PENDING Reason=Resources Dependency=(null)
    RunTime=00:00:00 TimeLimit=02:00:00
    SubmitTime=2026-03-02T08:30:00 EligibleTime=2026-03-02T08:30:00
    StartTime=2026-03-02T12:00:00 EndTime=2026-03-02T14:00:00 Deadline=N/A
@@ -42,7 +42,7 @@ SQUEUE = """JOBID|SUBMIT_TIME|START_TIME|END_TIME|TIME|TIME_LIMIT|NODES|TRES_PER
 12_[3-5%2]|2026-03-02T08:30:00|2026-03-02T12:00:00|2026-03-02T14:00:00|0:00|2:00:00|1|gres/gpu:4|ben|cv|gpu|normal|PD
 """
 LOGGED = (
-    "JobId=3 UserId=root(0) GroupId=root(0) Name=j.sh JobView=COMPLETED Partition=p TimeLimit=90"
+    "JobId=3 UserId=root(0) GroupId=root(0) Name=j.sh JobState=COMPLETED Partition=p TimeLimit=90"
     " StartTime=2026-03-02T08:00:05 EndTime=2026-03-02T09:00:05 NodeList=n[1-2] NodeCnt=2 ProcCnt=16 WorkDir=/tmp"
     " Tres=cpu=16,node=2,gres/gpu=8 SubmitTime=2026-03-02T08:00:00 EligibleTime=2026-03-02T08:00:00 ExitCode=0:0 \n"
 )
@@ -64,12 +64,16 @@ def test_scontrol_and_squeue_say_what_sacct_says(tmp_path: Path, text: str) -> N
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), name)
     for name in SAID_BY_ALL:
         assert ours.columns[name] == theirs.columns[name], name
+    assert ours.columns["ended"] == ["unfinished"] * 4
+    assert ours.columns["log_state"] == ["RUNNING", "PENDING", "PENDING", "PENDING"]
+    assert np.isnan(ours.start_s).tolist() == [False, True, True, True]
 
 
 def test_a_record_of_the_completion_log_has_its_limit_in_minutes(tmp_path: Path) -> None:
     jobs = read(tmp_path, LOGGED)
     assert (jobs.name, jobs.gpus.tolist(), jobs.duration_s.tolist()) == (["3"], [8], [3600.0])
     assert [float(text) for text in jobs.columns["limit_s"]] == [5400.0]
+    assert jobs.columns["log_state"] == ["COMPLETED"]
 
 
 @pytest.mark.parametrize(("code", "state", "ended"), [("CF", "RUNNING", "unfinished"), ("CG", "COMPLETED", "")])

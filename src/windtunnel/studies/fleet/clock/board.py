@@ -26,7 +26,7 @@ by_rank = attrgetter("rank")
 class Board:
     """Waiting and running jobs, and free GPUs. `nodes`: GPUs of each node that is up."""
 
-    unit = 1  # of a GPU: 1,000 where jobs may ask for parts (`parts/devices.py`)
+    unit = 1  # of a GPU: `UNITS` where jobs may ask for parts (`parts/devices.py`)
 
     def __init__(
         self, nodes: Sequence[int], moment: Moment, line: Callable[[Running], Hashable] = attrgetter("gpus")

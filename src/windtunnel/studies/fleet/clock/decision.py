@@ -59,7 +59,9 @@ class JobView:
     owner: Owner = NOBODY
     work: Any = None  # the job's model of its own speed, for policies that size jobs
     progress: Any = None  # how far that work is
-    part: Part | None = None  # of GPUs, where it asks for parts: `gpus` are thousandths then, as those of nodes are
+    part: Part | None = (
+        None  # of GPUs, where it asks for parts: `gpus` are units then (`parts/profile.py`), as those of nodes are
+    )
     spots: tuple[Spot, ...] = ()
 
     @property

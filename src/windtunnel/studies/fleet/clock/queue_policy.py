@@ -97,23 +97,16 @@ def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
         board.take(job, placement)
 
 
-def _job_of(job_state: JobView, moment: Moment) -> Running:
+def _job_of(view: JobView, moment: Moment) -> Running:
     """A job of a snapshot as the board has it."""
-    is_rigid = job_state.remaining_s is not None
-    left_ns = round((job_state.remaining_s or 0.0) * NS)
-    job = Running(
-        job_state.index, round(job_state.submit_s * NS), job_state.gpus, Rigid(left_ns / NS) if is_rigid else Unknown()
-    )
+    is_rigid = view.remaining_s is not None
+    left_ns = round((view.remaining_s or 0.0) * NS)
+    job = Running(view.index, round(view.submit_s * NS), view.gpus, Rigid(left_ns / NS) if is_rigid else Unknown())
     job.moment = moment
-    job.limit_s, job.priority, job.queue, job.owner = (
-        job_state.limit_s,
-        job_state.priority,
-        job_state.queue,
-        job_state.owner,
-    )
-    job.part, job.spots = job_state.part, job_state.spots
-    job.placement, job.counts = job_state.placement, tuple(count for _, count in job_state.placement)
-    job.held_ns, job.gpu_ns = round(job_state.executed_s * NS), round(job_state.gpu_seconds * NS)
+    job.limit_s, job.priority, job.queue, job.owner = view.limit_s, view.priority, view.queue, view.owner
+    job.part, job.spots = view.part, view.spots
+    job.placement, job.counts = view.placement, tuple(count for _, count in view.placement)
+    job.held_ns, job.gpu_ns = round(view.executed_s * NS), round(view.gpu_seconds * NS)
     job.held_since_ns = job.since_ns = moment.ns
     job.placed_ns = moment.ns - job.held_ns  # a job that nobody stops has one placement
     job.due_ns = moment.ns + left_ns

@@ -156,7 +156,7 @@ def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attemp
     share = None if _gpus(tres) else SHARES.search(tres)
     if share is None:
         return replace(attempt, gpus=_gpus(tres), part=next(iter(slices)) if len(slices) == 1 else "")
-    nodes = int(cells["NNodes"]) if cells["NNodes"].isdigit() else 1
+    nodes = int(cells["NNodes"]) if cells["NNodes"].isdecimal() else 1
     each, rest = divmod(int(share[2]), max(nodes, 1))
     if rest or (share[1] == "mps" and each > 100):
         notes.add(UNEVEN, f"{job} ({share[0]} on {nodes} nodes)")
@@ -215,7 +215,7 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         notes.add("changed its GPUs on the way: those of its last run count", first.job)
     restarts = len(runs) - 1
     logged_restarts = last.cells["Restarts"]
-    if logged_restarts.isdigit() and int(logged_restarts) > restarts:
+    if logged_restarts.isdecimal() and int(logged_restarts) > restarts:
         notes.add("was restarted, and runs before the last are not in the log (sacct -D shows them)", first.job)
     limit = _limit(last, notes)
     if state == "TIMEOUT":
@@ -267,7 +267,7 @@ def _limit(attempt: Attempt, notes: Notes) -> float | None:
     text, minutes = attempt.cells["Timelimit"], attempt.cells["TimelimitRaw"]
     if text == "Partition_Limit" or minutes == "Partition_Limit":
         notes.add("has its partition's time limit, which the log does not tell", attempt.job)
-    limit = _elapsed(text) if text else float(minutes) * 60 if minutes.isdigit() else None
+    limit = _elapsed(text) if text else float(minutes) * 60 if minutes.isdecimal() else None
     if limit is None and not (text in NO_LIMIT and minutes in NO_LIMIT):
         notes.add(f"has a time limit that is none ({(text or minutes)[:20]})", attempt.job)
     return limit
@@ -276,7 +276,7 @@ def _limit(attempt: Attempt, notes: Notes) -> float | None:
 def _seconds(text: str, path: Path, line: int, column: str) -> float | None:
     if text in UNKNOWN:
         return None
-    if text.isdigit() and len(text) < 12:
+    if text.isdecimal() and len(text) < 12:
         return float(text)
     try:
         moment = datetime.fromisoformat(text)
@@ -286,7 +286,7 @@ def _seconds(text: str, path: Path, line: int, column: str) -> float | None:
 
 
 def _elapsed(text: str) -> float | None:
-    if text.isdigit() and len(text) < 12:
+    if text.isdecimal() and len(text) < 12:
         return float(text)
     match = ELAPSED.fullmatch(text)
     if not match:

@@ -24,7 +24,7 @@ NAMES = {
     "SubmitTime": "Submit", "EligibleTime": "Eligible", "StartTime": "Start", "EndTime": "End", "RunTime": "Elapsed",
     "TimeLimit": "Timelimit", "TRES": "AllocTRES", "Tres": "AllocTRES", "AllocTRES": "AllocTRES", "ReqTRES": "ReqTRES",
     "NumNodes": "NNodes", "NodeCnt": "NNodes", "Account": "Account", "Partition": "Partition", "QOS": "QOS",
-    "Priority": "Priority", "JobView": "State", "Reason": "Reason", "Restarts": "Restarts",
+    "Priority": "Priority", "JobState": "State", "Reason": "Reason", "Restarts": "Restarts",
 }  # fmt: skip
 HEADINGS = {
     "JOBID": "JobID", "SUBMIT_TIME": "Submit", "ELIGIBLE_TIME": "Eligible", "START_TIME": "Start",
@@ -66,10 +66,10 @@ def _of_record(fields: dict[str, str]) -> Row:
     job = fields.get("JobId", "")
     if "ArrayJobId" in fields and "ArrayTaskId" in fields:
         task = fields["ArrayTaskId"]
-        job = f"{fields['ArrayJobId']}_{task if task.isdigit() else f'[{task}]'}"
+        job = f"{fields['ArrayJobId']}_{task if task.isdecimal() else f'[{task}]'}"
     elif "HetJobId" in fields and "HetJobOffset" in fields:
         job = f"{fields['HetJobId']}+{fields['HetJobOffset']}"
-    if "RunTime" not in fields and row.get("Timelimit", "").isdigit():  # of the completion log, in minutes
+    if "RunTime" not in fields and row.get("Timelimit", "").isdecimal():  # of the completion log, in minutes
         row["TimelimitRaw"] = row.pop("Timelimit")
     return as_sacct(
         {**row, "JobID": job, "User": fields.get("UserId", "").partition("(")[0]}, fields.get("TresPerNode", "")
@@ -98,14 +98,18 @@ def as_sacct(row: Row, per_node: str) -> Row:
 
 
 def on_each_node(row: Row, per_node: str) -> Row:
-    """With what is asked of each node, such as `gpu:a100_3g.20gb:1` or `shard:4`, where its resources count none."""
+    """With what is asked of each node, such as `gpu:a100_3g.20gb:1` or `shard:4`, where its resources count none.
+
+    Where they count GPUs without their types, only the types are taken.
+    """
     asked, nodes = PER_NODE.findall(per_node), row.get("NNodes", "").partition("-")[0]
-    if (
-        asked
-        and nodes.isdigit()
-        and not re.search("gres/(gpu|shard|mps)", row.get("AllocTRES", "") + row.get("ReqTRES", ""))
-    ):
+    has = f"{row.get('AllocTRES', '')},{row.get('ReqTRES', '')}"
+    if re.search("gres/(gpu|shard|mps)", has):
+        untyped = "gres/gpu=" in has and "gres/gpu:" not in has
+        asked = [each for each in asked if untyped and each[0] == "gpu" and each[1]]
+    if asked and nodes.isdecimal():
+        column = "AllocTRES" if "gres/gpu=" not in row.get("ReqTRES", "") or row.get("AllocTRES") else "ReqTRES"
         kinds = [(f"{name}:{kind}" if kind else name, int(count) * int(nodes)) for name, kind, count in asked]
-        tres = [row.get("AllocTRES", ""), *(f"gres/{kind}={count}" for kind, count in kinds)]
-        row["AllocTRES"] = ",".join(filter(None, tres))
+        tres = [row.get(column, ""), *(f"gres/{kind}={count}" for kind, count in kinds)]
+        row[column] = ",".join(filter(None, tres))
     return row

@@ -36,7 +36,7 @@ class LiveJob:
     command: str
     duration_s: float | None = None
     part: Part | None = None  # of each of its GPUs
-    placement: Placement = EMPTY  # as the policy counts: in thousandths where some job asks for a part
+    placement: Placement = EMPTY  # as the policy counts: in units where some job asks for a part
     spots: tuple[Spot, ...] = ()
     slots: tuple[int, ...] = ()  # of this machine, numbered through all nodes
     attempt: int = 0

@@ -54,6 +54,9 @@ def run_live(
     able = names_of(lambda traits: on_clock(traits) and not traits.sizes)
     if len(names) != 1 or names[0] not in able:
         raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(able)}")
+    if site.slurm_cluster.divided:
+        remedy = "a live run cuts no GPU: give a file that names slices as `devices`, not slurm.conf"
+        raise SpecError("--cluster", site.text, remedy)
     commands = jobs.columns.get("command")
     if commands is None or not all(commands):
         raise SpecError(

@@ -1,6 +1,6 @@
 """A board whose GPUs may be divided: which GPU holds which parts.
 
-GPUs are counted in thousandths. `free` of a node is what its undivided GPUs have; a GPU is divided when the first part
+GPUs are counted in `UNITS`. `free` of a node is what its undivided GPUs have; a GPU is divided when the first part
 comes to it and whole again when the last has gone, so a job of whole GPUs never meets a part. Shares and slices of MIG
 do not meet on one GPU, and of shares a job has one on each GPU. A gang of parts goes to the node that holds all with
 fewest GPUs newly divided, then with least room; else to as few nodes as will do, those with most room first. A slice

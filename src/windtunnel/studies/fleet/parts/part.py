@@ -1,10 +1,10 @@
-"""A part of a GPU as jobs ask for it, and a trace with parts in thousandths of GPUs.
+"""A part of a GPU as jobs ask for it, and a trace with parts in units of GPUs.
 
     1g.10gb     a profile of MIG: so many slices of a GPU's memory, at one of the places where it may begin (`mig.yaml`)
     0.5         a share of a GPU, as MPS and KAI-Scheduler divide it
     2 shares    of as many as the site's file says, `shares_per_gpu` (Slurm's gres/shard, nvidia.com/gpu.shared)
 
-`gpus` of such a job counts parts. A trace in which some job asks for a part runs in thousandths of GPUs, quotas and
+`gpus` of such a job counts parts. A trace in which some job asks for a part runs in units of GPUs, quotas and
 nodes too (`in_units`): a policy compares the same whole numbers as ever, and `devices.py` knows which GPU holds what. A
 slice of MIG counts as its share of the memory's slices: 1g.10gb as an eighth.
 """
@@ -40,7 +40,7 @@ def part_of(text: str, gpu: str = "gpu", shares: int | None = 0) -> Part | str:
     if counted and shares == 0:
         return f"asks for {text} of a GPU, and --cluster's file does not say `shares_per_gpu`"
     share = int(counted[1]) / (shares or max(int(counted[1]), 1)) if counted else number_of(text)
-    if not 1 <= share * UNITS + 1e-9 < UNITS + 1:
+    if not 0.001 <= share <= 1 + 1e-9:
         return f"asks for {text[:40]!r} of a GPU: write a profile such as 1g.10gb, or a share from 0.001 to 1"
     return Part(int(share * UNITS + 1e-9))
 
@@ -76,7 +76,7 @@ def with_shares(jobs: Jobs, site: Site | None) -> Jobs:
 
 
 def in_units(jobs: Jobs, site: Site, *, always: bool = False) -> tuple[Jobs, Site]:
-    """Jobs, quotas and nodes in thousandths of GPUs; as they are where no job asks for a part, unless `always`.
+    """Jobs, quotas and nodes in units of GPUs (`UNITS`); as they are where no job asks for a part, unless `always`.
 
     Where queues have quotas of slices, those of each profile are a queue of their own, in cohorts of their own: slices
     and whole GPUs do not stand in for each other. Elsewhere slices count as what they are of GPUs.

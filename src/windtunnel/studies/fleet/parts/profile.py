@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 
-UNITS = 1000  # of a GPU
+UNITS = 1_008_000  # of a GPU: as many shares as it is cut into, up to 1,000, fit in it, and no more
+SHARES_MOST = 1000  # of a GPU
+DEVICES_MOST = 64  # GPUs of a node that may be in slices
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """So many thousandths of one GPU; of MIG so many of its `slices` of memory, from one of `starts` on."""
+    """So many units of one GPU (`UNITS`); of MIG so many of its `slices` of memory, from one of `starts` on."""
 
     units: int
     slices: int = 0  # of the GPU; 0: a share
@@ -62,7 +64,7 @@ def profiles_of(gpu: str) -> dict[str, Part]:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What is held of one divided GPU: thousandths, and the slices of MIG as bits."""
+    """What is held of one divided GPU: units, and the slices of MIG as bits."""
 
     slices: int  # 0: its parts are shares
     used: int = 0
@@ -89,18 +91,20 @@ def _bits(part: Part, start: int) -> int:
 Cuts = dict[Part, list[tuple[int, int]]]  # where slices of a node lie: its GPU, and where they begin
 
 
-def cuts_of(divided: Mapping[str, int], gpu: str) -> tuple[Cuts, int]:
-    """Where the slices of a node lie, large ones first, and on how many GPUs. Raises UserError."""
+def cuts_of(divided: Mapping[str, int], gpu: str, where: str | None = None) -> tuple[Cuts, int]:
+    """Where the slices of a node lie, large ones first, and on how many GPUs. Raises SpecError."""
     known = profiles_of(gpu)
     devices: list[Device] = []
     cuts: Cuts = {}
     for name in sorted(divided, key=lambda name: -known[name].size if name in known else 0):
-        if name not in known:
-            has = ", ".join(known) or "no MIG"
-            raise UserError(
-                f"Gres has slices of {name}, and {gpu} has {has}: say which GPU it is in site.yaml, gpu: a100"
-            )
+        if name not in known or gpu == "gpu":  # profiles of one name are not alike on all
+            able = [each for each, names in _profiles().items() if name in names]
+            remedy = f"say so in site.yaml: gpu: {able[0]}" if able else "mend its name"
+            words = f"Gres has slices of {name}, which {', '.join(able) or 'no known GPU'} has: {remedy}"
+            raise SpecError("gpu", None if gpu == "gpu" else gpu, words, where)
         part = known[name]
+        if divided[name] > DEVICES_MOST * part.most:
+            raise SpecError("Gres", f"{name}:{divided[name]}", f"a GPU holds {part.most} of them: mend it", where)
         for _ in range(divided[name]):
             free = Device(part.slices)
             at = next((at for at, each in enumerate(devices) if each.start(part) is not None), len(devices))

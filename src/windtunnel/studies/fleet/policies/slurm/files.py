@@ -9,15 +9,16 @@ gres.conf names stand in place of slurm.conf's. Source: slurm.conf(5), gres.conf
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.table import read_table
-from windtunnel.studies.fleet.parts.profile import cuts_of
+from windtunnel.studies.fleet.parts.profile import SHARES_MOST, cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
     PREEMPT_OFF,
@@ -33,9 +34,12 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
 
 INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
 SETTING = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
-GRES = re.compile(r"(?:^|,)(?:gres/)?(gpu|shard|mps)(?::([^=:,(]+))?[:=](\d+)")
+GRES = re.compile(r"(?:^|,)(?:gres/)?(gpu|shard|mps)(?::([^=:,(]+))?[:=](\d+)([KMG]?)")
 SLICE = re.compile(r"\d+g\.\d+gb")  # MIG's names of its parts, such as a100_3g.20gb
 RANGE = re.compile(r"([^\[\],]*)\[([\d,-]+)\]([^\[\],]*)")
+COUNT = re.compile(r"(\d+)([KMG]?)")
+SUFFIXES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+LONG = re.compile(r"\d{19}")  # numbers beyond 64 bits
 SPAN = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 MODES = (REQUEUE, CANCEL, SUSPEND)
 NODES_MOST = 100_000
@@ -55,12 +59,44 @@ QOS_TRES = {
     **ASSOC_TRES, "user_gpus": ("MaxTRESPU", "MaxTRESPerUser"), "account_gpus": ("MaxTRESPA", "MaxTRESPerAccount"),
 }  # fmt: skip
 FLAGS = {"defer": "deferred", "bf_one_resv_per_job": ""}
+Asked = tuple[str, str, int]  # gpu, shard or mps, its type, how many
+
+
+class Line(dict[str, str]):
+    """Settings of a line by their names in small letters, and where the line stands."""
+
+    def __init__(self, path: Path, number: int, words: Mapping[str, str]) -> None:
+        super().__init__(words)
+        self.path, self.number = path, number
+        for key, value in self.items():
+            if LONG.search(value):
+                raise self.wrong(key, "has a number beyond 64 bits", "mend it")
+
+    def wrong(self, key: str, problem: str, remedy: str) -> InputFileError:
+        """An error of this line."""
+        return InputFileError(self.path, f"line {self.number}: {key} = {self.get(key, '')[:40]!r} {problem}", remedy)
+
+    def hosts(self, key: str, otherwise: str = "") -> list[str]:
+        """Names of a setting. Raises InputFileError."""
+        try:
+            return hosts(self.get(key, otherwise))
+        except ValueError:
+            raise self.wrong(key, "is no list of names", "write ranges as n[1-3,7]") from None
+
+    def count(self) -> int:
+        """`Count` of a line of gres.conf, else that of its files. Raises InputFileError."""
+        if "count" not in self:
+            return len(self.hosts("file", "one"))
+        match = COUNT.fullmatch(self["count"])
+        if match is None:
+            raise self.wrong("count", "is no count", "write a whole number, or one with K, M or G")
+        return int(match[1]) * SUFFIXES[match[2]]
 
 
 def read_cluster(paths: Sequence[Path], gpu: str = "gpu") -> Cluster:
     """A cluster from its files: slurm.conf, gres.conf, and what sacctmgr shows. Raises InputFileError."""
     cluster = Cluster()
-    devices = [words for path in paths if _is_gres(path) for words in _lines(path)]
+    devices = _by_node([line for path in paths if _is_gres(path) for line in _lines(path)])
     for path in sorted(paths, key=lambda path: _is_table(path)):
         if _is_gres(path):
             continue
@@ -68,7 +104,7 @@ def read_cluster(paths: Sequence[Path], gpu: str = "gpu") -> Cluster:
             cluster = read_conf(path, gpu, devices)
             continue
         table = read_table(path, delimiter="|")
-        rows = [row for _, row in table.rows()]
+        rows = [Line(path, number, row) for number, row in table.rows()]
         if table.has("Share") and table.has("Account"):
             cluster = replace(cluster, associations=tuple(_association(row) for row in rows))
         elif table.has("Name"):
@@ -88,32 +124,40 @@ def _is_gres(path: Path) -> bool:
     return not _is_table(path) and any(words.keys() & {"name", "autodetect"} for words in _lines(path))
 
 
-def _gres(text: str, node: str, devices: Sequence[Mapping[str, str]]) -> Counter[str]:
-    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`. `devices`: the lines of gres.conf."""
-    own = [words for words in devices if "name" in words and node in hosts(words.get("nodename", node))]
-    typed = [
-        (words["name"].lower(), words.get("type", ""), words.get("count") or len(hosts(words.get("file", "x"))))
-        for words in own
-    ]
+def _by_node(lines: Sequence[Line]) -> dict[str, list[Asked]]:
+    """What lines of gres.conf say, by node; under an empty name what they say of all."""
+    rows = defaultdict[str, list[Asked]](list)
+    for line in lines:
+        for node in (line.hosts("nodename") or [""]) if "name" in line else ():
+            rows[node].append((line["name"].lower(), line.get("type", ""), line.count()))
+    return rows
+
+
+def _asked(text: str) -> list[Asked]:
+    return [(name, kind, int(count) * SUFFIXES[suffix]) for name, kind, count, suffix in GRES.findall(text)]
+
+
+def _gres(text: str, typed: Sequence[Asked]) -> Counter[str]:
+    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`. `typed`: of gres.conf."""
     named = {name for name, kind, _ in typed if kind or name == "shard"}
-    rows = [row for row in GRES.findall(text) if row[0] not in named]
+    rows = [row for row in _asked(text) if row[0] not in named]
     counts = Counter[str]()
     for name, kind, count in [*rows, *(row for row in typed if row[0] in named)]:
         profile = SLICE.search(kind)
-        counts[profile[0] if profile else name] += int(count)
+        counts[profile[0] if profile else name] += count
     return counts
 
 
-def read_conf(path: Path, gpu: str = "gpu", devices: Sequence[Mapping[str, str]] = ()) -> Cluster:
+def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked]] = MappingProxyType({})) -> Cluster:
     """A cluster from slurm.conf. Raises InputFileError for one without nodes of GPUs, or of unlike ones."""
     settings: dict[str, str] = {}
     nodes: dict[str, tuple[int, int]] = {}  # GPUs and CPUs
     has: dict[str, Counter[str]] = {}
-    partitions: list[dict[str, str]] = []
-    sets: dict[str, dict[str, str]] = {}
+    partitions: list[Line] = []
+    sets: dict[str, Line] = {}
     features: dict[str, list[str]] = {}
     usual: dict[str, dict[str, str]] = {"nodename": {}, "partitionname": {}}
-    shares = 0
+    shares: dict[int, str] = {}  # shards of a GPU, and a node that has so many
     for words in _lines(path):
         kind = next(iter(words))
         if kind == "nodeset":
@@ -123,18 +167,22 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Sequence[Mapping[str, str]]
         elif words[kind] == "DEFAULT":
             usual[kind] |= words
         elif kind == "nodename":
-            entry = usual[kind] | words
-            for host in hosts(entry[kind]):
-                counts = has[host] = _gres(entry.get("gres", ""), host, devices)
+            entry = Line(words.path, words.number, usual[kind] | words)
+            for host in entry.hosts(kind):
+                counts = has[host] = _gres(entry.get("gres", ""), [*devices.get("", ()), *devices.get(host, ())])
                 whole, shards, _ = (counts.pop(each, 0) for each in ("gpu", "shard", "mps"))
-                nodes[host] = whole + cuts_of(counts, gpu)[1], _cpus(entry)
-                shares = max(shares, shards // max(whole, 1))
+                nodes[host] = whole + cuts_of(counts, gpu, f"{words.path}: line {words.number}")[1], _cpus(entry)
+                if whole:
+                    if shards % whole or shards // whole > SHARES_MOST:
+                        remedy = f"give a multiple of its GPUs, up to {SHARES_MOST:,} on each"
+                        raise entry.wrong(kind, f"has {shards} shards on {whole} GPUs", remedy)
+                    shares.setdefault(shards // whole, host)
             for feature in filter(None, entry.get("feature", entry.get("features", "")).split(",")):
-                features.setdefault(feature, []).extend(hosts(entry[kind]))
+                features.setdefault(feature, []).extend(entry.hosts(kind))
             if len(nodes) > NODES_MOST:
                 raise InputFileError(path, f"names more than {NODES_MOST:,} nodes", "mend the ranges of NodeName")
         else:
-            partitions.append(usual[kind] | words)
+            partitions.append(Line(words.path, words.number, usual[kind] | words))
     names = [name for name, (gpus, _) in nodes.items() if gpus]
     sizes = {nodes[name][0] for name in reversed(names)}
     if len(sizes) != 1:
@@ -143,10 +191,12 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Sequence[Mapping[str, str]]
         wrong = f"has unlike nodes: {alike}" if sizes else "names no node with Gres=gpu:N"
         remedy = "keep the NodeName lines of one kind, and its jobs with --where queue=PARTITION"
         raise InputFileError(path, wrong, remedy if sizes else "give the file that has the NodeName lines")
+    if len(shares) > 1:
+        unlike = ", ".join(f"{count} on each of {host}" for count, host in sorted(shares.items()))
+        raise InputFileError(path, f"has unlike shards of GPUs: {unlike}", "give all GPUs as many, or none")
     bit = {name: 1 << at for at, name in enumerate(names)}
     groups = {
-        name: [*hosts(words.get("nodes", "")), *features.get(words.get("feature", ""), ())]
-        for name, words in sets.items()
+        name: [*words.hosts("nodes"), *features.get(words.get("feature", ""), ())] for name, words in sets.items()
     }
     partition_list = [_partition(words, bit, groups) for words in partitions]
     default = next((words["partitionname"] for words in partitions if words.get("default", "").upper() == "YES"), "")
@@ -160,7 +210,7 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Sequence[Mapping[str, str]]
         per_node=sizes.pop(),
         gpu=gpu,
         divided=tuple(has[name] for name in names) if any(has[name] for name in names) else (),
-        shares=shares,
+        shares=next(iter(shares), 0),
         cpus=sum(nodes[name][1] for name in names),
         partitions={partition.name: partition for partition in partition_list},
         default_partition=default or (partition_list[0].name if partition_list else ""),
@@ -180,27 +230,33 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Sequence[Mapping[str, str]]
 
 
 def hosts(text: str) -> list[str]:
-    """`n[1-3,7],x` as n1, n2, n3, n7, x."""
+    """`n[1-3,7],x` as n1, n2, n3, n7, x. Raises ValueError for brackets without ranges."""
     names: list[str] = []
     for part in re.findall(r"[^\[,]*\[[^\]]*\][^,]*|[^,]+", text):
         match = RANGE.fullmatch(part)
         if match is None:
+            if "[" in part or "]" in part:
+                raise ValueError(part)
             names.append(part)
             continue
         before, ranges, after = match.groups()
         for each in ranges.split(","):
-            first, _, last = each.partition("-")
-            most = min(int(last or first), int(first or 0) + NODES_MOST)
+            first, dash, last = each.partition("-")
+            most = min(int(last if dash else first), int(first) + NODES_MOST)
+            if most < int(first):
+                raise ValueError(part)
             names += [f"{before}{number:0{len(first)}d}{after}" for number in range(int(first), most + 1)]
     return names
 
 
-def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
-    """Settings of each line, by their names in small letters; an included file stands where it is included.
+def _lines(path: Path, depth: int = 0) -> Iterator[Line]:
+    """The lines that have settings; an included file stands where it is included.
 
     It is sought beside this file, wherever the site has it. Raises InputFileError where it is not there.
     """
-    for line in read_text(path).replace("\\\n", "").splitlines():
+    number = 1
+    for text in read_text(path).replace("\\\n", "\0").splitlines():
+        line, number_here, number = text.replace("\0", ""), number, number + 1 + text.count("\0")
         included = INCLUDE.match(line)
         if included:
             beside = path.parent / Path(included[1]).name
@@ -213,12 +269,12 @@ def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
             continue
         matches = SETTING.findall(line.split("#")[0])
         if matches:
-            yield {key.lower(): value.strip('"') for key, value in matches}
+            yield Line(path, number_here, {key.lower(): value.strip('"') for key, value in matches})
 
 
-def _partition(words: Mapping[str, str], bit: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> Partition:
-    nodes = words.get("nodes", "ALL")
-    names = [word for name in hosts(nodes) for word in (bit if name.upper() == "ALL" else groups.get(name, (name,)))]
+def _partition(words: Line, bit: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> Partition:
+    nodes = words.hosts("nodes", "ALL")
+    names = [word for name in nodes for word in (bit if name.upper() == "ALL" else groups.get(name, (name,)))]
     return Partition(
         words["partitionname"],
         sum(bit[name] for name in dict.fromkeys(names) if name in bit),
@@ -295,13 +351,13 @@ def _limits(row: Mapping[str, str], columns: Mapping[str, Sequence[str]]) -> Lim
     of: dict[str, Limits] = {"gpu": Limits()}
     for limit, names in columns.items():
         whole: dict[str, int] = {}  # by type
-        for name, kind, count in GRES.findall(next((row[name] for name in names if row.get(name)), "")):
+        for name, kind, count in _asked(next((row[name] for name in names if row.get(name)), "")):
             profile = SLICE.search(kind)
             if profile or name != "gpu":
                 part = profile[0] if profile else name
-                of[part] = replace(of.get(part, Limits()), **{limit: int(count)})  # type: ignore[arg-type]
+                of[part] = replace(of.get(part, Limits()), **{limit: count})  # type: ignore[arg-type]
             else:
-                whole[kind] = int(count)
+                whole[kind] = count
         if whole:
             of["gpu"] = replace(of["gpu"], **{limit: whole.get("", sum(whole.values()))})  # type: ignore[arg-type]
     return replace(of.pop("gpu"), of=of)
@@ -309,11 +365,11 @@ def _limits(row: Mapping[str, str], columns: Mapping[str, Sequence[str]]) -> Lim
 
 def _count(row: Mapping[str, str], *names: str) -> int | None:
     text = next((row[name] for name in names if row.get(name)), "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _whole(text: str, otherwise: int) -> int:
-    return int(text) if text.isdigit() else otherwise
+    return int(text) if text.isdecimal() else otherwise
 
 
 def _time_s(text: str) -> float | None:

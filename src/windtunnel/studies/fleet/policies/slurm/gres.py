@@ -33,7 +33,7 @@ class Gres(Free):
         super().__init__([per_node - cut for _, cut in cuts], per_node)
         counts = {part: [len(of.get(part, ())) for of, _ in cuts] for of, _ in cuts for part in of}
         self.slices = {part: Free(each, max(each)) for part, each in counts.items()}
-        self.shared: dict[int, dict[int, int]] = {}  # thousandths in use, by node and GPU
+        self.shared: dict[int, dict[int, int]] = {}  # units in use, by node and GPU
 
     def copy(self) -> Gres:
         """Another that changes by itself."""
@@ -44,7 +44,7 @@ class Gres(Free):
         return other
 
     def add(self, units: Units, sign: int = 1) -> None:
-        """What a job holds is free, or taken."""
+        """Count what a job holds as free, or as taken."""
         for node, held in units:
             if isinstance(held, int):
                 super().add(((node, held),), sign)
@@ -100,7 +100,7 @@ def _has_room(part: Part, used: int) -> bool:
 
 
 def on_board(job: Running, units: Units, board: BoardOfParts, cluster: Cluster) -> Placement:
-    """Where a job lies in thousandths of GPUs, and on which GPUs its parts (`spots`)."""
+    """Where a job lies in units of GPUs, and on which GPUs its parts (`spots`)."""
     spots: list[Spot] = []
     for node, held in units:
         if isinstance(held, int):

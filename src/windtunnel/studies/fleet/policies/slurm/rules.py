@@ -116,7 +116,7 @@ class Rules:
         )
 
     def need(self, job: Running) -> Need:
-        """What it asks for."""
+        """What a job asks for: GPUs, or parts and how many."""
         return job.gpus // self.unit if job.part is None else (job.part, job.gpus // job.part.units)
 
     @cached_property
@@ -124,13 +124,16 @@ class Rules:
         return {part: name for name, part in profiles_of(self.cluster.gpu).items()}
 
     def _tres(self, job: Running) -> dict[str, int]:
-        """What it counts of gres/gpu, of which a slice is one, of slices of its profile, and of shard and mps."""
+        """What a job counts of gres/gpu, of which a slice is one, of slices of its profile, and of shard and mps."""
         part, need = job.part, self.need(job)
         if isinstance(need, int) or part is None:
             return {"gpu": job.gpus // self.unit}
         if part.slices:
             return {"gpu": need[1], self._profiles[part]: need[1]}
-        return {"shard": round(part.units * self.cluster.shares / UNITS) * need[1], "mps": part.units // 10 * need[1]}
+        return {
+            "shard": round(part.units * self.cluster.shares / UNITS) * need[1],
+            "mps": round(part.units * 100 / UNITS) * need[1],
+        }
 
     def nodes_of(self, job: Running, whole: int) -> int:
         """Units of all that it may be given, as bits."""
