@@ -132,7 +132,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         drop(np.flatnonzero(jobs.gpus > most), Reason.TOO_LARGE, "asks {gpus} GPUs, " + words)
     parts: list[Part | str | None] = []
     if "share" in jobs.columns and traits.loop != "log":
-        parts, why = parts_of(jobs, site), _deaf_to_parts(traits, options)
+        parts, why = parts_of(jobs, site), _why_no_parts(traits, options)
         for at, part in enumerate(parts):
             words = part if isinstance(part, str) else why if part is not None else ""
             drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
@@ -196,7 +196,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     return tuple(dropped.values())
 
 
-def _deaf_to_parts(traits: Traits, options: Options) -> str:
+def _why_no_parts(traits: Traits, options: Options) -> str:
     """What keeps a policy from jobs that ask for parts; nothing where it knows them."""
     decider = options.decider
     if traits.parts and (decider is None or (isinstance(decider, QueuePolicy) and getattr(decider, "unit", UNITS) > 1)):

@@ -65,7 +65,7 @@ class Scheduler:
     restart_s: float = 0.0  # of each start, until there is progress
     hosts: Sequence[Host] = (Host(),)  # one for each node, or one for all
     devices: Sequence[str] = ()  # names of the slots; none: their numbers on each host
-    unit: int = 1  # of a GPU: 1,000 where some job asks for a part
+    unit: int = 1  # of a GPU: `UNITS` where some job asks for a part
     origin: float = 0.0
     memory: object = None
     wake_s: float | None = None

@@ -67,9 +67,9 @@ def run_live(
     for at, part in enumerate(parts):
         why = part
         if isinstance(part, Part):
-            deaf = "" if knows else f"{names[0]} gives live jobs whole ones"
-            deaf = "a live run cuts none: name slices as `devices` of the cluster" if part.slices else deaf
-            why = deaf and f"asks for {jobs.columns['part'][at]} of a GPU, and {deaf}"
+            obstacle = "" if knows else f"{names[0]} gives live jobs whole ones"
+            obstacle = "a live run cuts none: name slices as `devices` of the cluster" if part.slices else obstacle
+            why = obstacle and f"asks for {jobs.columns['part'][at]} of a GPU, and {obstacle}"
         if isinstance(why, str) and why:
             raise UserError(f"{jobs.where(at)}: {jobs.name[at]} {why}")
     unit = UNITS if any(parts) else 1
