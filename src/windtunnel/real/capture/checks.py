@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from windtunnel.real.capture.arguments import Launch
-from windtunnel.real.capture.processes.branches import deciding_clocks, deciding_places
-from windtunnel.real.capture.processes.conditions import calls_not_reached, is_joined, ranks_named
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.rank_server import ScriptError
 from windtunnel.real.capture.processes.scheduler import Workers
-from windtunnel.real.capture.processes.set_order import numbers_drawn, orders_taken
+from windtunnel.real.capture.source.branches import deciding_clocks, deciding_places
+from windtunnel.real.capture.source.conditions import calls_not_reached, is_joined, ranks_named
+from windtunnel.real.capture.source.set_order import numbers_drawn, orders_taken
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference

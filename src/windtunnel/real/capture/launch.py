@@ -24,12 +24,12 @@ from windtunnel.process import terminated_is_an_end
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.checks import Checks, first_hash_seed
 from windtunnel.real.capture.period import Part, Period
-from windtunnel.real.capture.processes.conditions import MOST_RANKS, ranks_named
 from windtunnel.real.capture.processes.leftovers import sweep
 from windtunnel.real.capture.processes.rank_process import EmptyStepError
 from windtunnel.real.capture.processes.rank_server import ScriptError
-from windtunnel.real.capture.processes.rank_tests import RankTest, World, not_met, rank_tests
 from windtunnel.real.capture.processes.scheduler import Outcome, Report, Workers
+from windtunnel.real.capture.source.conditions import MOST_RANKS, ranks_named
+from windtunnel.real.capture.source.rank_tests import RankTest, World, not_met, rank_tests
 from windtunnel.studies.programs.folder import publish, runs_document, table_document
 from windtunnel.studies.programs.program_file import numbers_of, read_program
 from windtunnel.studies.programs.rank_classes.draws import draw, parts_of_ranks

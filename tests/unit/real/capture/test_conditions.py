@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.real.capture.processes import conditions
-from windtunnel.real.capture.processes.branches import branches_on, deciding_clocks
-from windtunnel.real.capture.processes.conditions import (
+from windtunnel.real.capture.source import conditions
+from windtunnel.real.capture.source.branches import branches_on, deciding_clocks
+from windtunnel.real.capture.source.conditions import (
     Loop,
     calls_not_reached,
     ranks_named,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.real.capture.processes.branches import deciding_places
-from windtunnel.real.capture.processes.conditions import tree_of
+from windtunnel.real.capture.source.branches import deciding_places
+from windtunnel.real.capture.source.conditions import tree_of
 
 HEAD = """
 import datetime, random, time

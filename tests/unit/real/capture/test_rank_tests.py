@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windtunnel.real.capture.processes.rank_tests import (
+from windtunnel.real.capture.source.rank_tests import (
     MOST_EVALUATIONS,
     MOST_TEXT,
     World,
@@ -126,3 +126,12 @@ def test_long_tests_are_told_short(terms: int, tmp_path: Path) -> None:
     path.write_text(f"rank == {' + '.join(['x'] * terms)}\n")
     _, (missed,) = rank_tests({str(path): "train.py"}, WORLD)
     assert len(missed) < MOST_TEXT + 30
+
+
+def test_a_loop_counts_with_a_name_of_its_own(tmp_path: Path) -> None:
+    """In another file the same name holds the rank."""
+    first, second = tmp_path / "train.py", tmp_path / "mesh.py"
+    first.write_text("for i in batches:\n    if i > 5: pass\n")
+    second.write_text("i = dist.get_rank()\n")
+    tests, _ = rank_tests({str(first): "train.py", str(second): "mesh.py"}, WORLD)
+    assert tests == []

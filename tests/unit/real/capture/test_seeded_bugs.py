@@ -17,8 +17,8 @@ from small_models import rank_of
 
 from windtunnel.real.capture.checks import first_call_that_differs
 from windtunnel.real.capture.fake_tensors.control_flow import Answers
-from windtunnel.real.capture.processes.branches import deciding_places
 from windtunnel.real.capture.recorder.recorder import Recorder
+from windtunnel.real.capture.source.branches import deciding_places
 from windtunnel.studies.programs.rank_classes.agreement import book_of, deadlock, disagreement
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallLog, Finding, compare
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.faces.report.captured import captured_document
-from windtunnel.real.capture.processes.set_order import numbers_drawn, orders_taken
+from windtunnel.real.capture.source.set_order import numbers_drawn, orders_taken
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from windtunnel.real.capture.fake_tensors.control_flow import script_name
-from windtunnel.real.capture.processes.conditions import MOST_STEPS, Loop
 from windtunnel.real.capture.processes.file_mailbox import STEPS, FileMailbox
-from windtunnel.real.capture.processes.rank_tests import numbers_held
+from windtunnel.real.capture.source.conditions import MOST_STEPS, Loop
+from windtunnel.real.capture.source.rank_tests import numbers_held
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.equality import digest
 

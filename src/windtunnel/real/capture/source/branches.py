@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from windtunnel.real.capture.processes.conditions import tree_of
+from windtunnel.real.capture.source.conditions import tree_of
 
 _EXCHANGES = ("reduce", "gather", "broadcast", "scatter")  # in names of what exchanges, whoever wraps it
 _AGREEMENTS = ("broadcast", "object")  # in names of those by which ranks come to hold the same

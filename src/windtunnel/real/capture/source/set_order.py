@@ -11,8 +11,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from windtunnel.real.capture.processes.branches import branches_on, places_never_exchanged
-from windtunnel.real.capture.processes.conditions import tree_of
+from windtunnel.real.capture.source.branches import branches_on, places_never_exchanged
+from windtunnel.real.capture.source.conditions import tree_of
 
 _GENERATORS = ("np.random.", "numpy.random.")
 _SEEDED = ("seed", "default_rng", "RandomState")  # what numpy is given a seed by

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.real.capture.processes.conditions import tree_of
+from windtunnel.real.capture.source.conditions import tree_of
 
 MOST_TESTS = 24  # of a source
 MOST_ITEMS = 24  # of what a comprehension runs over
@@ -163,6 +163,8 @@ class _Sources:
                     candidates.append(node)
                 elif isinstance(node, _BRANCHES):
                     candidates.append(node.test)
+                elif isinstance(node, ast.For):  # not what another file calls by that name
+                    self._assigned.setdefault((path, _name_of(node.target)), [])
                 elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                         self._assign(target, node.value, path)

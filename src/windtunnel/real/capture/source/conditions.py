@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from windtunnel.real.capture.processes.counters import is_counted
+from windtunnel.real.capture.source.counters import is_counted
 
 if TYPE_CHECKING:
     from types import CodeType

@@ -1,0 +1,1 @@
+"""What the source of a captured script says, read and never run: conditions, loops, branches, tests of the rank."""
