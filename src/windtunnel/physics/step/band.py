@@ -47,7 +47,7 @@ def band_of(
             sigma = max(sigma, kernels)
         parts[name] = (nanoseconds / total * sigma) ** 2
     # What runs like it were off by holds what their parts leave open, and the other way round: the wider of the two.
-    # Where those runs were all one project's, so that the next one is as well: two estimates of one error, and their mean.
+    # Where those runs were all one project's, and so the next one: two estimates of one error, and their mean.
     from_parts = sum(parts.values())
     like = max((sigma**2 for _, sigma, of in distances if of), default=0.0)
     own = any(of == "own" for _, _, of in distances)

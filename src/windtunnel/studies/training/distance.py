@@ -2,7 +2,7 @@
 
 `cost/calibration/seen.yaml` says what published runs there are by software and GPU generation, and how far off they
 were with their source left out of whatever it informed. What lies beyond them is less known: another pair of software
-and GPU, more GPUs, a format, a mixture or adapters that none of them had, a GPU whose tables are another's.
+and GPU, more GPUs, a format, a mixture or adapters that none of them had, a release that none of them names.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def memory_spread(layout: Layout) -> float:
 
 
 def seen_of(layout: Layout) -> tuple[dict[str, Any] | None, bool]:
-    """What was measured of the plan's release on its GPU's generation, and true, else of its framework; None for nothing."""
+    """What was measured of the plan's release on its GPU's generation, and true; else of its framework, or None."""
     seen, generation = read_calibration("seen.yaml"), layout.cluster.gpu.generation
     framework = layout.plan.framework
     own = seen.get(f"{framework} {release_name(layout.plan.release)}", {}).get(generation)
