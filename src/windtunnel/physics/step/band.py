@@ -26,7 +26,7 @@ def band_of(
     breakdown_ns: Mapping[str, int],
     spread: float,
     uncertainty: Mapping[str, float],
-    distances: Sequence[tuple[str, float, bool]] = (),
+    distances: Sequence[tuple[str, float, str]] = (),
     *,
     experts: bool,
 ) -> Band:
@@ -35,7 +35,7 @@ def band_of(
     Parts err independently of each other, each by the standard deviation that published runs showed (`uncertainty` in
     the calibration) or by its kernels' own band where that is wider. What is missing makes runs slower rather than
     faster. `spread`: (p95 - p5) / time of all kernels. `distances`: in words what lies beyond what was measured, and
-    what that adds; or, where the third is true, what runs like it were off by altogether.
+    what that adds; or, where the third is "like" or "own", what such runs were off by altogether.
     """
     kernels = spread / 2 / Z95
     total = max(1, sum(breakdown_ns.values()))
@@ -47,9 +47,12 @@ def band_of(
             sigma = max(sigma, kernels)
         parts[name] = (nanoseconds / total * sigma) ** 2
     # What runs like it were off by holds what their parts leave open, and the other way round: the wider of the two.
+    # Where those runs were all one project's, and so the next one: two estimates of one error, and their mean.
     from_parts = sum(parts.values())
-    like = max((sigma**2 for _, sigma, replaces in distances if replaces), default=0.0)
-    variance = max(from_parts, like) + sum(sigma**2 for _, sigma, replaces in distances if not replaces)
+    like = max((sigma**2 for _, sigma, of in distances if of), default=0.0)
+    own = any(of == "own" for _, _, of in distances)
+    variance = (from_parts + like) / 2 if own else max(from_parts, like)
+    variance += sum(sigma**2 for _, sigma, of in distances if not of)
     z = Z95 * variance**0.5
     widest = sorted(parts, key=lambda name: (-parts[name], name))[:PARTS_NAMED]
     largest = [_words(name) for name in widest if parts[name] > PART_WORTH_NAMING * variance]

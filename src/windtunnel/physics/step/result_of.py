@@ -81,7 +81,7 @@ def read(
     *,
     n_gpus: int,
     experts: bool,
-    distances: Sequence[tuple[str, float, bool]] = (),
+    distances: Sequence[tuple[str, float, str]] = (),
 ) -> Reading:
     """Read a step off its replay.
 

@@ -2,7 +2,7 @@
 
 `cost/calibration/seen.yaml` says what published runs there are by software and GPU generation, and how far off they
 were with their source left out of whatever it informed. What lies beyond them is less known: another pair of software
-and GPU, more GPUs, a format, a mixture or adapters that none of them had, a GPU whose tables are another's.
+and GPU, more GPUs, a format, a mixture or adapters that none of them had, a release that none of them names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Distance(NamedTuple):
 
     words: str
     sigma: float  # relative standard deviation that it adds
-    replaces: bool = False  # or that such runs have altogether
+    of: str = ""  # or that runs like it have altogether: "like", or "own" of one project whose release is named
 
 
 def distances(layout: Layout) -> tuple[Distance, ...]:
@@ -48,7 +48,7 @@ def unseen_mixers(model: Model) -> list[str]:
 
 def _distances(layout: Layout) -> Iterator[Distance]:
     rules, plan, gpu = training_document()["distance"], layout.plan, layout.cluster.gpu
-    seen = seen_of(layout)
+    seen, named = seen_of(layout)
     if seen is None:
         any_run = any(gpu.generation in of for of in read_calibration("seen.yaml").values())
         what = f"{layout.habits.title} on {gpu.generation}" if any_run else f"GPUs of generation {gpu.generation}"
@@ -57,7 +57,9 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in layout.model.distinct_layers())
         off = seen.get("mixture_error", seen["error"]) if experts else seen["error"]
         words = f"runs like it that informed nothing were off by {off:.0%}" if off >= WORTH_SAYING else ""
-        yield Distance(words, off, True)
+        yield Distance(words, off, "own" if named and seen["projects"] == 1 else "like")
+        if not named:
+            yield Distance("no release of which a run was measured is named", rules["release"])
         if plan.precision not in seen["precisions"]:
             yield Distance(f"no run like it in {plan.precision} was measured", rules["precision"])
         more = math.log2(layout.cluster.n_gpus / seen["gpus"])
@@ -71,9 +73,6 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         yield Distance(f"no run with {' and '.join(mixers)} layers informed the constants", UNSEEN_MIXERS)
     if layout.model.derived:
         yield Distance("the model was derived from what transformers builds, not verified", DERIVED)
-    if plan.ep > 1 and plan.release is None and plan.framework == "megatron":
-        words = "the release is not given: releases before 2025-09 send every choice of a token to its expert"
-        yield Distance(words, rules["release"])
     if gpu.kernel_tables is not None and gpu.kernel_scale != AS_MEASURED:
         yield Distance(f"{gpu.name}'s kernels are another GPU's, scaled", rules["scaled"])
     if layout.tokens_per_rank < rules["few_tokens"]:
@@ -89,12 +88,9 @@ def memory_spread(layout: Layout) -> float:
     return math.hypot(spread, rules["adapters"]) if plan.lora_rank else spread
 
 
-def seen_of(layout: Layout) -> dict[str, Any] | None:
-    """What was measured of the plan's release on its GPU's generation, else of its framework; None for nothing."""
+def seen_of(layout: Layout) -> tuple[dict[str, Any] | None, bool]:
+    """What was measured of the plan's release on its GPU's generation, and true; else of its framework, or None."""
     seen, generation = read_calibration("seen.yaml"), layout.cluster.gpu.generation
     framework = layout.plan.framework
-    for name in (f"{framework} {release_name(layout.plan.release) or framework}", framework):
-        if generation in seen.get(name, {}):
-            measured: dict[str, object] = seen[name][generation]
-            return measured
-    return None
+    own = seen.get(f"{framework} {release_name(layout.plan.release)}", {}).get(generation)
+    return (own, True) if own else (seen.get(framework, {}).get(generation), False)

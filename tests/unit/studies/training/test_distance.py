@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from windtunnel.physics.step.band import band_of
 from windtunnel.physics.step.result import StageMemory
 from windtunnel.studies.training import predict
 
 DENSE: dict[str, Any] = {"global_batch": 64, "seq_len": 8192}
+NAMED = {"release": "nemo-25.04"}
 
 
 def width(**plan: Any) -> tuple[float, str]:
@@ -21,9 +23,21 @@ def width(**plan: Any) -> tuple[float, str]:
 
 
 def test_what_was_measured_often_has_a_narrow_band() -> None:
-    near, reason = width()
+    near, reason = width(**NAMED)
     assert near < 1.4
     assert "measured" not in reason
+
+
+def test_a_release_that_is_not_named_makes_the_band_wider_and_is_said() -> None:
+    open_, reason = width()
+    assert open_ > width(**NAMED)[0] + 0.2
+    assert "no release of which a run was measured is named" in reason
+
+
+def test_of_one_project_the_band_is_the_mean_of_what_its_runs_and_their_parts_say() -> None:
+    sigma = {"software": 0.1, "gemm": 0.0, "other": 0.0}
+    like, own = (band_of({"gemm": 100}, 0.0, sigma, [("", 0.2, of)], experts=False).high - 1 for of in ("like", "own"))
+    assert own**2 == pytest.approx(like**2 * (0.1**2 + 0.2**2) / 2 / 0.2**2)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +69,8 @@ def test_a_mixture_without_a_release_says_that_it_hangs_on_it() -> None:
     open_, stated = (
         predict("qwen3-30b-a3b", "h100-sxm:64", {**plan, "release": one}) for one in (None, "bridge-26.04")
     )
-    assert "the release is not given" in open_.band_reason
-    assert "the release is not given" not in stated.band_reason
+    assert "no release of which a run was measured is named" in open_.band_reason
+    assert "no release of which" not in stated.band_reason
 
 
 @pytest.mark.parametrize("size", [-1, math.inf, math.nan])
@@ -107,8 +121,9 @@ def test_an_answer_that_an_old_release_would_change_by_more_than_its_band_says_s
         predict("llama-3-8b", f"h100-sxm:{gpus}", plan | {"release": "megatron-23.09"}),
     )
     assert old.step_time_ns > ours.step_time_p95_ns
-    assert "name the release" in ours.band_reason
-    assert "name the release" not in old.band_reason
+    assert "no release of which a run was measured is named" in ours.band_reason
+    assert ("name the release" in ours.band_reason) == (gpus == 128)  # by how much, where it is far beyond the band
+    assert "name" not in old.band_reason
 
 
 def test_nothing_is_said_of_releases_where_little_is_exchanged() -> None:

@@ -33,9 +33,11 @@ from windtunnel.studies.training.plan import Plan
 from windtunnel.studies.training.schedules import TRAITS
 from windtunnel.studies.training.workload.router_load import RouterLoad, rank_loads_of
 
-# Bytes of gpt-oss' activation in eager PyTorch over plain SwiGLU's: a bias, two strided halves, two clamps, sigmoid,
-# gate, one added and the product: 40 over 6 forward, 60 over 10 backward.
-EAGER_CHAIN = 6.0
+# Bytes of gpt-oss' activation in PyTorch over plain SwiGLU's. Eager: two strided halves, two clamps, sigmoid, gate, one
+# added, the product: 32 over 6 forward, 60 over 10 backward. No compiler takes in the biases of its experts, whose rows
+# routing decides: spread over the rows, joined and added behind both products, 24 more forward and 12 backward
+# (torchtitan's `_run_experts_grouped_mm`, AutoModel's `_apply_bias`).
+EAGER_CHAIN, COMPILED_CHAIN = 8.0, 3.25
 PYTORCH_ATTENTION = ("pytorch", "torchtitan", "fsdp")  # frameworks that call scaled_dot_product_attention
 
 
@@ -103,8 +105,8 @@ def _expert_habits(layout: Layout) -> dict[str, Any]:
     # Beside torch._grouped_mm PyTorch's own ops, which its compiler fuses.
     pytorch = layout.experts_impl == "grouped" and layout.plan.framework in PYTORCH_ATTENTION
     if pytorch:
-        habits["chained_passes"] = EAGER_CHAIN
-    if (pytorch and layout.plan.compile) or not software(layout.plan.release).chained_activation:
+        habits["chained_passes"] = COMPILED_CHAIN if layout.plan.compile else EAGER_CHAIN
+    if not software(layout.plan.release).chained_activation:
         habits["chained_passes"] = 1.0
     return habits
 
