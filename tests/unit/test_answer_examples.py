@@ -71,7 +71,7 @@ def figures(words: str) -> dict[str, float]:
     verb, *rest = shlex.split(words)
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        status = main([verb, *rest, "--json", *(["--no-save"] if verb == "predict" else [])])
+        status = main([verb, *rest, "--json", *(["--no-save", "--no-advice"] if verb == "predict" else [])])
     document = json.loads(out.getvalue())
     kept = {name: document[name] for name in PREDICTED if name in document} if verb == "predict" else document
     return {"status": status, **dict(_numbers(kept, ""))}
