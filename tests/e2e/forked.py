@@ -12,6 +12,7 @@ Run as a program, this file is the server.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -147,6 +148,8 @@ def serve() -> None:
     ):
         import_module(name)
     sys.path.pop(0)  # this file's folder
+    gc.collect()
+    gc.freeze()  # a fork's collector writes to no page of what was loaded
     for line in sys.stdin:
         asked = json.loads(line)
         pid = os.fork()

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked import windtunnel
 from in_this_process import command_line
 
 from windtunnel.physics.hardware import parse_cluster
@@ -27,7 +28,13 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "windtunnel.faces.cli", "calibrate", *words]
 
 
-def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """As a fork of a process that has PyTorch loaded."""
+    return windtunnel("calibrate", *words, cwd=cwd, env={**os.environ})
+
+
+def run_anew(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a new interpreter, for what the environment decides."""
     return subprocess.run(
         command(*words),
         cwd=cwd,
@@ -41,7 +48,7 @@ def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
 
 def refused(*words: str, cwd: Path, **environment: str) -> str:
     """Its one line. In this process, but for what the environment decides."""
-    done = run(*words, cwd=cwd, **environment) if environment else command_line("calibrate", *words, cwd=cwd)
+    done = run_anew(*words, cwd=cwd, **environment) if environment else command_line("calibrate", *words, cwd=cwd)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -145,7 +152,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 @pytest.mark.slow
 def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     out, journal = tmp_path / "my.yaml", tmp_path / "my.yaml.journal"
-    words = ("--device", "cpu", "--budget", "20", "--out", "my.yaml", *FEW)
+    words = ("--device", "cpu", "--budget", "10", "--out", "my.yaml", *FEW)
     begun = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while not journal.exists() or journal.read_bytes().count(b'"kind"') < 3:
