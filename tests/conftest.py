@@ -17,6 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Of PyTorch's small kernels and numpy's: with workers and ranks on the same cores, more threads wait for each other and
+# burn what they wait. Before either is loaded; children inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile(
     "windtunnel", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40, derandomize=True
 )

@@ -12,6 +12,7 @@ Run as a program, this file is the server.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -25,7 +26,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-EARLY = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # read when PyTorch is loaded
+HASH_SEED = "PYTHONHASHSEED"
+EARLY = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", HASH_SEED: "0"}  # read when it and PyTorch are loaded
 
 
 def windtunnel(
@@ -72,12 +74,16 @@ def _server() -> subprocess.Popen[str]:
 
 
 class _Forked(subprocess.Popen[Any]):
-    """`python -P -m MODULE WORDS` is a fork of this process that runs the module; all else is started as ever."""
+    """`python -P -m MODULE WORDS` is a fork of this process that runs the module; all else is started as ever.
+
+    So is what asks for another order of sets than this process has.
+    """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        if list(args[:3]) != [sys.executable, "-P", "-m"]:
-            return super()._execute_child(args, *rest)  # type: ignore[misc]
         env, session = rest[5], rest[-2]
+        other_order = (env or {}).get(HASH_SEED, EARLY[HASH_SEED]) != EARLY[HASH_SEED]
+        if list(args[:3]) != [sys.executable, "-P", "-m"] or other_order:
+            return super()._execute_child(args, *rest)  # type: ignore[misc]
         reading, self_in, self_out, writing, errors_read, errors = rest[9:15]
         self.pid = os.fork()
         if self.pid == 0:
@@ -142,6 +148,8 @@ def serve() -> None:
     ):
         import_module(name)
     sys.path.pop(0)  # this file's folder
+    gc.collect()
+    gc.freeze()  # a fork's collector writes to no page of what was loaded
     for line in sys.stdin:
         asked = json.loads(line)
         pid = os.fork()

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked import windtunnel
 from in_this_process import command_line
 
 from windtunnel.physics.hardware import parse_cluster
@@ -27,7 +28,13 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "windtunnel.faces.cli", "calibrate", *words]
 
 
-def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """As a fork of a process that has PyTorch loaded."""
+    return windtunnel("calibrate", *words, cwd=cwd, env={**os.environ})
+
+
+def run_anew(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a new interpreter, as a person starts it."""
     return subprocess.run(
         command(*words),
         cwd=cwd,
@@ -41,7 +48,7 @@ def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
 
 def refused(*words: str, cwd: Path, **environment: str) -> str:
     """Its one line. In this process, but for what the environment decides."""
-    done = run(*words, cwd=cwd, **environment) if environment else command_line("calibrate", *words, cwd=cwd)
+    done = run_anew(*words, cwd=cwd, **environment) if environment else command_line("calibrate", *words, cwd=cwd)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -158,12 +165,12 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     kept = journal.read_bytes()
     journal.write_bytes(kept[:-1] + b'\n{"kind": "ge')  # cut off in the middle of a line, as by a full disk
 
-    done = run(*words, cwd=tmp_path)
-    assert "went on with" in done.stderr
+    done = run_anew(*words, cwd=tmp_path)
+    assert "went on with" in done.stderr, done.stderr
     assert "1 damaged line left out" in done.stderr
     for _ in range(5):  # on a busy machine the budget ends before the last kind is measured
         if "run again to go on" in done.stderr:
-            done = run(*words, cwd=tmp_path)
+            done = run_anew(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "points of" in done.stdout
     assert not journal.exists()

@@ -151,7 +151,7 @@ def test_infeasible_is_an_answer_with_a_status_of_its_own(tmp_path: Path) -> Non
     done = run(*words, "--no-save", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "memory" in done.stdout
-    document = run(*words, "--no-save", "--json", cwd=tmp_path)
+    document = run(*words, "--no-save", "--no-advice", "--json", cwd=tmp_path)
     assert document.returncode == 3
     assert json.loads(document.stdout)["status"] == "infeasible"
 
@@ -289,7 +289,8 @@ def test_the_shipped_measurements_are_readable_and_small() -> None:
 
 
 def test_a_gpu_is_named_by_its_base_as_by_its_name(tmp_path: Path) -> None:
-    words = ["llama-3.2-1b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "512", "--no-save", "--json"]
+    words = ["llama-3.2-1b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "512"]
+    words += ["--no-save", "--no-advice", "--json"]
     asked, by_name, by_base = (
         json.loads(run("predict", *words, *changed, cwd=tmp_path).stdout)["step_time_s"]
         for changed in ([], ["--set", "cluster.gpu=a100-80gb"], ["--set", "cluster.gpu.base=a100-80gb"])

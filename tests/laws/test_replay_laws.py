@@ -14,7 +14,7 @@ from valid_graph import runnable, validate
 from windtunnel.errors import ScheduleError
 from windtunnel.physics.engine import Slowdown, Timeline, critical_path, exposed, replay
 from windtunnel.physics.engine.compiled import fixed_kernels, kernels, time_kernels
-from windtunnel.physics.engine.interpreted import Interpreted
+from windtunnel.physics.engine.interpreted import Interpreted, split_time
 from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
 
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -336,6 +336,15 @@ def test_the_exposure_equals_a_look_at_every_nanosecond(case: Case, slow: bool) 
                 owner = min(busy, key=lambda op: (rows[int(g.kind[op])], timeline.start_ns[op], op))
                 expected[rows[int(g.kind[owner])], program, g.category[owner]] += 1
     assert np.array_equal(np.stack([split.compute_ns, split.communication_ns, split.host_ns]), expected)
+
+
+@given(cases(), st.booleans())
+@law
+def test_the_interpreted_exposure_gives_the_integers_of_the_compiled_one(case: Case, slow: bool) -> None:
+    g, timeline = case.graph, replay(case.graph, case.duration, case.slowdown if slow else None)
+    times = (timeline.start_ns, timeline.end_ns, timeline.makespan_ns)
+    shape = (g.kind, g.category, len(g.categories), g.stream, g.stream_rank, g.n_programs)
+    assert np.array_equal(split_time(g, *times), time_kernels.split_time(*shape, *times))
 
 
 @given(cases(), st.booleans())

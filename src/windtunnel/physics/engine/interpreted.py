@@ -1,4 +1,4 @@
-"""The replay of a small graph without compiled code: a process that asks little need not load any.
+"""The replay of a small graph, and whose its time is, without compiled code: a process that asks little loads none.
 
 The same rules as `compiled/kernels.py` in plain lists: what can start starts, rates of the touched programs are set
 anew, and on to the next instant at which an op of a class starts or ends. The integers are the same.
@@ -7,12 +7,31 @@ anew, and on to the next instant at which an op of a class starts or ends. The i
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.physics.engine.events import EventQueue
 from windtunnel.physics.graph.program import Graph
+
+
+@dataclass
+class WarmUp:
+    """Ops of graphs that a process reads without compiled code, which takes a second to load."""
+
+    ops: int = 40_000
+
+    def takes(self, ops: int) -> bool:
+        """Whether a graph of so many ops is interpreted; counts them."""
+        if ops > self.ops:
+            self.ops = 0
+            return False
+        self.ops -= ops
+        return True
+
+
+warm_up = WarmUp()
 
 MALFORMED = -1  # an index points outside its array, a duration is negative
 
@@ -180,3 +199,39 @@ class Interpreted:
         self._since[stream], self._rate[stream] = self.now, rate
         self._key[stream] = self.now + int(self._work[stream] / rate + 0.5)
         self._events.push(self._key[stream], stream)
+
+
+def split_time(graph: Graph, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], horizon: int) -> NDArray[np.int64]:
+    """int64[programs, 4, categories + 1]: as `compiled/time_kernels.py` splits [0, horizon] of each program."""
+    nobody = len(graph.categories)
+    result = np.zeros((graph.n_programs, 4, nobody + 1), np.int64)
+    claims = [0 if kind == 0 else 1 if kind <= 3 else 2 for kind in graph.kind.tolist()]
+    category, start, end = graph.category.tolist(), start_ns.tolist(), end_ns.tolist()
+    queues: list[list[int]] = [[] for _ in range(graph.n_streams)]  # ops of a stream, the first one last
+    for op, stream in reversed([*enumerate(graph.stream.tolist())]):
+        queues[stream].append(op)
+    streams_of: list[list[list[int]]] = [[] for _ in range(graph.n_programs)]
+    for stream, program in enumerate(graph.stream_rank.tolist()):
+        streams_of[program].append(queues[stream])
+    for program, streams in enumerate(streams_of):
+        now = 0
+        while now < horizon:
+            until, running, coming = horizon, [], []
+            for queue in streams:
+                while queue and end[queue[-1]] <= now:
+                    queue.pop()
+                if queue:
+                    op = queue[-1]
+                    if start[op] <= now:
+                        until = min(until, end[op])
+                        running.append((claims[op], start[op], op))
+                    else:
+                        until = min(until, start[op])
+                        coming.append((start[op], (claims[op] + 2) % 3, op))
+            if running:
+                claim, _, op = min(running)
+                result[program, claim, category[op]] += until - now
+            else:
+                result[program, 3, category[min(coming)[2]] if coming else nobody] += until - now
+            now = until
+    return result

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import ScheduleError
-from windtunnel.physics.engine.interpreted import MALFORMED, Interpreted, is_malformed
+from windtunnel.physics.engine.interpreted import MALFORMED, Interpreted, is_malformed, warm_up
 from windtunnel.physics.engine.sharing import Contenders, Sharing, contenders
 from windtunnel.physics.engine.timeline import Timeline
 from windtunnel.physics.graph.deadlock import explain_deadlock
@@ -50,24 +50,6 @@ class Slowdown:
         zero = [*self.factor[0], *self.factor[:, 0]]
         assert not any(zero), "class 0 neither slows nor is slowed"
         assert int(self.kind_class.max(initial=0)) < k, "an interference class without a factor"
-
-
-@dataclass
-class WarmUp:
-    """Ops that a process replays without compiled code, which takes a second to load and is worth it after them."""
-
-    ops: int = 40_000
-
-    def takes(self, ops: int) -> bool:
-        """Whether a graph of so many ops is interpreted; counts them."""
-        if ops > self.ops:
-            self.ops = 0
-            return False
-        self.ops -= ops
-        return True
-
-
-_warm_up = WarmUp()
 
 
 def replay(
@@ -100,7 +82,7 @@ def _checked(
 
 def _plain(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None) -> Timeline:
     """Every op as if it met no other on its links."""
-    if _warm_up.takes(graph.n_ops):
+    if warm_up.takes(graph.n_ops):
         return _interpreted(graph, durations, slowdown)
     start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
     if slowdown is None:

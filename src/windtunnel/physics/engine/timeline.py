@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.physics.engine.interpreted import split_time, warm_up
 from windtunnel.physics.graph.program import Graph
 
 
@@ -45,26 +46,25 @@ def exposed(timeline: Timeline, graph: Graph) -> Exposure:
     then to the lower index. Communication runs from the arrival of its last member, so waiting for others is idle time;
     it is booked under the op that ends the gap: communication before host before compute when several start together.
     """
-    from windtunnel.physics.engine.compiled.time_kernels import split_time
-
     total = timeline.makespan_ns
     assert len(timeline.start_ns) == len(timeline.end_ns) == graph.n_ops
     c = len(graph.categories)
     # Compiled code would write outside its result.
     assert int(graph.category.max(initial=0)) < c, "a category without a name"
     assert int(graph.stream_rank.max(initial=0)) < graph.n_programs, "a stream without a program"
-    split = split_time(
-        graph.kind,
-        graph.category,
-        c,
-        graph.stream,
-        graph.stream_rank,
-        graph.n_programs,
-        timeline.start_ns,
-        timeline.end_ns,
-        total,
-    )
+    split = _split_time(timeline, graph, total)
     return Exposure(total, split[:, 0, :c], split[:, 1, :c], split[:, 2, :c], split[:, 3, :c], split[:, 3, c])
+
+
+def _split_time(timeline: Timeline, graph: Graph, horizon: int) -> NDArray[np.int64]:
+    start, end = timeline.start_ns, timeline.end_ns
+    if warm_up.takes(graph.n_ops):
+        return split_time(graph, start, end, horizon)
+    from windtunnel.physics.engine.compiled import time_kernels
+
+    shape = (graph.kind, graph.category, len(graph.categories), graph.stream, graph.stream_rank, graph.n_programs)
+    split: NDArray[np.int64] = time_kernels.split_time(*shape, start, end, horizon)
+    return split
 
 
 def critical_path(graph: Graph, timeline: Timeline) -> NDArray[np.int32]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_case import over
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ DATED = re.compile(r".{8,}, \d{4}(-\d{2}(-\d{2})?)?")
 # ---- every entry
 
 
-@pytest.mark.parametrize("name", gpu_names())
+@over("name", gpu_names())
 def test_every_number_of_a_gpu_has_a_source_with_a_date(name: str) -> None:
     gpu = get_gpu(name)
     skip = {"name", "vendor", "generation", "sources", "kernel_scale", "kernel_tables"}
@@ -35,7 +36,7 @@ def test_every_number_of_a_gpu_has_a_source_with_a_date(name: str) -> None:
     assert all(DATED.fullmatch(text) for text in gpu.sources.values()), gpu.sources
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@over("name", cluster_names())
 def test_every_number_of_a_node_type_has_a_source_with_a_date(name: str) -> None:
     cluster = parse_cluster(f"{name}:4")
     needed = {"gpus_per_node", "scale_up_domain", "oversubscription"}
@@ -46,7 +47,7 @@ def test_every_number_of_a_node_type_has_a_source_with_a_date(name: str) -> None
     assert all(DATED.fullmatch(cluster.sources[key]) for key in needed)
 
 
-@pytest.mark.parametrize("name", gpu_names())
+@over("name", gpu_names())
 def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
     gpu = get_gpu(name)
     assert gpu.name == name
@@ -71,7 +72,7 @@ UNTIMED = {  # NVIDIA GPUs that aiconfigurator-core has not timed, nor their chi
 }
 
 
-@pytest.mark.parametrize("name", gpu_names())
+@over("name", gpu_names())
 def test_kernel_tables_are_ones_that_exist_and_nvidia_has_them(name: str) -> None:
     gpu = get_gpu(name)
     timed = gpu.vendor == "nvidia" and name not in UNTIMED
@@ -382,7 +383,7 @@ NOT_TIMED_HERE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NOT_TIMED_HERE)
+@over("name", NOT_TIMED_HERE)
 def test_an_entry_that_rests_on_no_measurement_says_of_each_number_what_it_is(name: str) -> None:
     cluster = parse_cluster(f"{name}:8")
     for text in (*cluster.gpu.sources.values(), *cluster.sources.values()):

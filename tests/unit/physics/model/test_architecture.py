@@ -6,6 +6,7 @@ import json
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
+from every_case import over
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +15,9 @@ from windtunnel.physics.model import Attention, FeedForward, Layer, Model, catal
 from windtunnel.physics.model.mixers import Indexed, Recurrent
 
 MODELS = [load_model(name) for name in catalogue_names()]
-each_model = pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
+each_model = over("model", MODELS, lambda m: m.name)
 # A diffusion model's token meets one of two streams, and its vocabulary is a patch.
-each_language_model = pytest.mark.parametrize("model", [m for m in MODELS if not m.step_tokens], ids=lambda m: m.name)
+each_language_model = over("model", [m for m in MODELS if not m.step_tokens], lambda m: m.name)
 
 
 @each_model

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_case import over
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def without(name: str, *keys: str) -> dict[str, Any]:
     return {k: v for k, v in CONFIGS[name].items() if k not in keys}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_an_unknown_field_is_named_with_a_remedy(name: str) -> None:
     text = CONFIGS[name].get("text_config")
     unknown = {"flux_capacitor": 3} if text is None else {"text_config": {**text, "flux_capacitor": 3}}
@@ -38,7 +39,7 @@ def test_an_unknown_field_is_named_with_a_remedy(name: str) -> None:
     assert read_config(config(name, torch_dtype="bfloat16", _comment=[1], eos_token_id=2)) == read_config(config(name))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_every_number_of_a_shipped_config_matters_or_is_refused(name: str) -> None:
     """Doubling any shape field changes the model or is an error: nothing that looks like a shape is ignored."""
     ignored = {"qwen3-30b-a3b": {"intermediate_size"}, "qwen3-235b-a22b": {"intermediate_size"}}  # no dense layer
@@ -56,7 +57,7 @@ def test_every_number_of_a_shipped_config_matters_or_is_refused(name: str) -> No
         assert after != before, key
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_every_required_field_is_asked_for_by_name(name: str) -> None:
     known_depth = {"num_hidden_layers", "n_layer", "n_layers"}
     for key in CONFIGS[name]:
@@ -325,7 +326,7 @@ def test_no_file_content_gives_another_error(tmp_path_factory: pytest.TempPathFa
 WRITTEN_BY_5 = json.loads((Path(__file__).parent / "written_by_transformers_5.json").read_text())
 
 
-@pytest.mark.parametrize("name", WRITTEN_BY_5)
+@over("name", WRITTEN_BY_5)
 def test_a_config_as_transformers_5_writes_it_is_the_same_model(name: str) -> None:
     """Made by `config_class(**config).to_json_string()` of transformers 5.23: what it adds, changes and leaves out."""
     changes = WRITTEN_BY_5[name]

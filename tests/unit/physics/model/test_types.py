@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from every_case import over
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model import read_config
@@ -22,6 +24,7 @@ from windtunnel.physics.model.reading.type_files import other_names, type_names
 DERIVED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "derived_by_transformers.json").read_text())
 
 
+@cache
 def model_of(kind: str) -> Model:
     return read_config(DERIVED[kind]["config"])
 
@@ -30,7 +33,7 @@ def sequence_bytes(model: Model, context: float) -> float:
     return sum(n * kept_bytes(layer.attention, context) for layer, n in model.distinct_layers())
 
 
-@pytest.mark.parametrize("kind", DERIVED)
+@over("kind", DERIVED)
 def test_parameters_are_those_that_transformers_builds(kind: str) -> None:
     """Exactly; where a router's balancing bias is a buffer there, with it."""
     row = DERIVED[kind]
@@ -43,14 +46,14 @@ def test_parameters_are_those_that_transformers_builds(kind: str) -> None:
 CHECKPOINTS = json.loads((Path(__file__).parent / "written_by_checkpoints.json").read_text())
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@over("name", CHECKPOINTS)
 def test_parameters_of_checkpoints_with_code_of_their_own(name: str) -> None:
     row = CHECKPOINTS[name]
     exact = row["published"] % 10**6 != 0
     assert read_config(row["config"]).parameters == pytest.approx(row["published"], rel=1e-12 if exact else 4e-3)
 
 
-@pytest.mark.parametrize("kind", sorted({*DERIVED} & {*other_names()}))
+@over("kind", sorted({*DERIVED} & {*other_names()}))
 def test_another_name_of_a_field_is_that_field(kind: str) -> None:
     """As transformers' classes have them (`attribute_map`), which configs of checkpoints use."""
     config, model = DERIVED[kind]["config"], model_of(kind)
@@ -99,7 +102,7 @@ def test_layers_without_a_mixer_or_a_feed_forward_or_both() -> None:
 DIFFUSERS = json.loads((Path(__file__).parent / "built_by_diffusers.json").read_text())
 
 
-@pytest.mark.parametrize("name", DIFFUSERS)
+@over("name", DIFFUSERS)
 def test_parameters_are_those_that_diffusers_builds(name: str) -> None:
     assert read_config(DIFFUSERS[name]["config"]).parameters == DIFFUSERS[name]["parameters"]
 
@@ -143,7 +146,7 @@ def test_nearly_every_type_has_a_derived_row() -> None:
     } | {kind for kind in without if kind.endswith(("_text", "_text_model"))}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", DERIVED)
+@over("kind", DERIVED)
 def test_ops_of_a_layer_have_the_flops_of_its_model(kind: str) -> None:
     """But for the scalar gate on shared experts, which no op has."""
     model, shard = model_of(kind), Shard(batch=1, seq_len=512)
@@ -183,7 +186,7 @@ CACHES_APART = {
 }
 
 
-@pytest.mark.parametrize("kind", PASSED)
+@over("kind", PASSED)
 def test_flops_are_those_that_transformers_multiplies(kind: str) -> None:
     """With weights to the last; of attention, which is run there without windows, but for an indexer's sums."""
     model, flops = model_of(kind), DERIVED[kind]["flops"]
@@ -195,7 +198,7 @@ def test_flops_are_those_that_transformers_multiplies(kind: str) -> None:
     assert scores * TOKENS * SCORES_APART.get(kind, 1.0) == pytest.approx(flops.get("scores", 0), rel=2e-4)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PASSED if any(DERIVED[kind]["cache"].values())])
+@over("kind", [kind for kind in PASSED if any(DERIVED[kind]["cache"].values())])
 def test_cache_bytes_are_those_of_transformers(kind: str) -> None:
     """Behind one token, many, and more than a window, of which it keeps one less."""
     model = model_of(kind)

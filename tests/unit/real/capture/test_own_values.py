@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from forked import HASH_SEED, windtunnel
 
 from windtunnel.real.capture.source.branches import deciding_places
-from windtunnel.real.capture.source.conditions import tree_of
 
 HEAD = """
 import datetime, random, time
@@ -18,9 +20,10 @@ m = nn.Linear(16, 24)
 opt = torch.optim.SGD(m.parameters(), lr=0.1)
 begun = last = time.time()
 day = datetime.datetime.now()
-count = [random.randint(1, 1000)]
-dist.broadcast_object_list(count)
+count = [100]
 """
+# Whatever draws is run again in new processes with other orders of sets.
+DRAWN = HEAD.replace("[100]", "[random.randint(1, 1000)]\ndist.broadcast_object_list(count)")
 LOOP = """
 for i in range(6):
     loss = m(torch.randn(8, 16)).square().sum()
@@ -95,15 +98,13 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(name: str, tmp_path: Path) -> None:
     what, after, kind = SCRIPTS[name]
-    source = HEAD + LOOP.replace("WHAT", what.replace("MORE", after))
+    source = (DRAWN if "drawn" in name else HEAD) + LOOP.replace("WHAT", what.replace("MORE", after))
     if "monotonic" in what:
         source = source.replace("last = time.time()", "time.time(); last = time.monotonic()")
     line = next((number for number, text in enumerate(source.splitlines(), 1) if ": continue" in text), 0)
-    assert findings(source, tmp_path, monkeypatch) == ([(kind, f"train.py:{line}")] if kind else [])
+    assert findings(source, tmp_path) == ([(kind, f"train.py:{line}")] if kind else [])
 
 
 @pytest.mark.parametrize(
@@ -121,36 +122,28 @@ def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(
     ],
 )
 def test_a_rank_that_does_not_come_through_when_it_is_run_again_is_named(
-    what: str, said: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, said: tuple[str, ...], tmp_path: Path
 ) -> None:
     source = (HEAD + LOOP.replace("WHAT", what)).replace("import datetime", "import sys, datetime")
-    notes = [text for text in captured(source, tmp_path, monkeypatch)["notes"] if "run again" in text]  # type: ignore[attr-defined]
+    notes = [text for text in captured(source, tmp_path)["notes"] if "run again" in text]
     assert notes
     assert all(part in text for text in notes for part in ("rank 0, run again", "is not known", *said)), notes
 
 
-def findings(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def findings(source: str, folder: Path) -> list[tuple[str, str]]:
     """Kinds and lines of what a capture says of a script at 4 ranks."""
-    document = captured(source, folder, monkeypatch)
-    return [(one["kind"], one["line"]) for one in document["findings"]]  # type: ignore[attr-defined]
+    return [(one["kind"], one["line"]) for one in captured(source, folder)["findings"]]
 
 
-def captured(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
+def captured(source: str, folder: Path) -> dict[str, Any]:
     """What a capture says of a script at 4 ranks."""
     pytest.importorskip("torch")
-    from windtunnel.real.capture.arguments import Launch
-    from windtunnel.real.capture.checks import FindingsError
-    from windtunnel.real.capture.launch import Options, capture_job
-
-    tree_of.cache_clear()  # another train.py, of another folder
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     (folder / "train.py").write_text(source)
-    launch = Launch("train.py", (), is_module=False, world_size=4, local_world_size=4)
-    try:
-        return capture_job(launch, Options(device="cpu"), folder / "out")
-    except FindingsError as error:
-        return error.document
+    environment = {name: value for name, value in os.environ.items() if name != HASH_SEED}
+    words = ("capture", "--world-size", "4", "--device", "cpu", "--json", "train.py")
+    done = windtunnel(*words, cwd=folder, env=environment)
+    assert done.stdout, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 PIPELINE = """
@@ -179,10 +172,8 @@ for i in range(5):
 
 
 @pytest.mark.parametrize(("agree", "kinds"), [("dist.broadcast(bad, w - 1)", []), ("pass", ["data"])])
-def test_the_last_stage_of_a_pipeline_skips_on_its_loss_alone(
-    agree: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert [kind for kind, _ in findings(PIPELINE.replace("AGREE", agree), tmp_path, monkeypatch)] == kinds
+def test_the_last_stage_of_a_pipeline_skips_on_its_loss_alone(agree: str, kinds: list[str], tmp_path: Path) -> None:
+    assert [kind for kind, _ in findings(PIPELINE.replace("AGREE", agree), tmp_path)] == kinds
 
 
 HELPER = "def agree(late):\n    flag = torch.tensor(late)\n    dist.all_reduce(flag)\n    return flag.item()\n"

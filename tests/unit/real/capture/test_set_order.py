@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from forked import HASH_SEED, windtunnel
 
 from windtunnel.faces.report.captured import captured_document
 from windtunnel.real.capture.source.set_order import numbers_drawn, orders_taken
@@ -118,29 +120,22 @@ for i in range(2):
     ],
 )
 def test_tensors_that_are_reduced_in_the_order_of_a_set_are_told(
-    size: str, order: str, effect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: str, order: str, effect: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    from windtunnel.real.capture.arguments import Launch
-    from windtunnel.real.capture.checks import FindingsError
-    from windtunnel.real.capture.launch import Options, capture_job
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     (tmp_path / "train.py").write_text(SCRIPT.replace("SIZE", size).replace("ORDER", order))
-    launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
-    try:
-        document = capture_job(launch, Options(device="cpu"), tmp_path / "out")
-        found = document["findings"]
+    environment = {name: value for name, value in os.environ.items() if name != HASH_SEED}
+    words = ("capture", "--world-size", "2", "--device", "cpu", "--json", "train.py")
+    done = windtunnel(*words, cwd=tmp_path, env=environment)
+    document = json.loads(done.stdout)
+    found = document["findings"]
+    if done.returncode == 0:
         lines = [line for view in captured_document(document, "out", None).views for line in getattr(view, "lines", ())]
         assert any(line.startswith("silent corruption: ") for line in lines) == bool(effect)  # printed, too
-    except FindingsError as error:
-        found = error.document["findings"]
-    assert [(one["kind"], one["effect"], one["line"]) for one in found] == (  # type: ignore[attr-defined]
+    assert [(one["kind"], one["effect"], one["line"]) for one in found] == (
         [("set-order", effect, "train.py:10")] if effect else []
     )
-    assert all("train.py:11" in one["text"] for one in found)  # type: ignore[attr-defined]
-    assert os.environ.get("PYTHONHASHSEED") is None
+    assert all("train.py:11" in one["text"] for one in found)
 
 
 def test_what_differs_under_the_same_order_too_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +153,4 @@ def test_what_differs_under_the_same_order_too_is_no_finding(tmp_path: Path, mon
     )
     launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
     assert capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"] == []
+    assert os.environ.get(HASH_SEED) is None

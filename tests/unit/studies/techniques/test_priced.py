@@ -307,7 +307,7 @@ def test_packing_rule() -> None:
 
 def test_the_command_line(capsys) -> None:
     words = ["predict", "mixtral-8x7b", "--cluster", "a100-80gb:64", "--ep", "8", "--tp", "2", "--global-batch", "32",
-             "--seq", "4096", "--technique", "lina:packing=1", "--no-save"]  # fmt: skip
+             "--seq", "4096", "--no-advice", "--technique", "lina:packing=1", "--no-save"]  # fmt: skip
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     found = document["technique"]

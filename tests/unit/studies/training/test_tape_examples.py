@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_case import over
 
 from windtunnel.physics.model import read_config, transformer
 from windtunnel.physics.model.layers.layer import head_operations, layer_operations
@@ -163,8 +164,8 @@ TYPES: dict[str, Any] = json.loads(
 )
 
 
-@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("how", [{}, {"recompute": True}], ids=["kept", "recomputed"])
+@over("kind", TYPES)
 def test_a_layer_of_every_model_type_gives_back_all_but_its_ends(kind: str, how: dict[str, Any]) -> None:
     """Forward and backward, the output's gradient given: what is left is the input's gradient and those of weights."""
     model = read_config(TYPES[kind]["config"])
