@@ -148,7 +148,10 @@ def _spec_error(error: ValidationError, kind: type, where: str | None) -> SpecEr
     if first["type"] == "missing":
         field = next((field for field in walk(kind) if field.path == path), None)
         members = " or ".join(phrase_of(member) for member in field.members) if field is not None else ""
-        return SpecError(path, None, f"give {members}" if members else "it is needed", where)
+        if members or field is None:
+            return SpecError(path, None, f"give {members}" if members else "it is needed", where)
+        flag = field.about.flag or field.name.replace("_", "-")
+        return SpecError(path, None, f"it is needed: add --{flag}, or {field.name}: in a file", where)
     return SpecError(path, first["input"], str(cause) if isinstance(cause, ValueError) else remedy_of(first), where)
 
 

@@ -85,6 +85,8 @@ def _views(result: Result) -> Iterator[View]:
         yield Notes("Warnings", result.warnings, "warn")
     yield from advice_views(result)
     yield from breakdown(result)
+    if result.band_reason:
+        yield Notes("What the band is wide for", tuple(result.band_reason.split("; ")))
     if result.technique is not None:
         yield Notes(f"Technique: {result.technique.name}", gain_lines(result.technique))
     if result.disturbed is not None:
