@@ -118,6 +118,7 @@ class Profile:
     # that (verl and slime, in files of their own under studies/rl/frameworks). No benchmark: the band is wide there.
     node_sum_s: float = 1.5e-5
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
+    prompt_layer_s: float = 0.0  # the same of steps with prompts alone, where captured graphs hold none of them
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     # Tokens of each attention rank's buffer where the all-to-all has buffers of one size: captured decode steps compute
@@ -175,9 +176,9 @@ class Profile:
         if not self.fitted_source:  # what is fitted is of the hosts and the client of those rows
             defaults["first_token_s"] = FRONT_END_S
         prompts = "expert_prefill_factor"
-        if gpu.kernel_tables is None and prompts in defaults and f"{prompts}_ranks" not in defaults:
-            # The ranks' default was fitted beside timed experts; a factor beside a roofline holds however they lie.
-            defaults[f"{prompts}_ranks"] = defaults[prompts]
+        if gpu.kernel_tables is None and prompts in defaults:
+            # The ranks' default was fitted beside timed experts; a factor on a roofline holds however they lie, and launches.
+            defaults = {f"{prompts}_ranks": defaults[prompts], "prompt_layer_s": 0.0, **defaults}
         return replace(self, **defaults)
 
     def ungraphed(self, gpu: Gpu) -> Profile:
