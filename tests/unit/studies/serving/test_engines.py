@@ -13,7 +13,7 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.questions import ask
 from windtunnel.studies.serving import Deployment, engine_of, load_engine
-from windtunnel.studies.serving.engines.profile import engine_names
+from windtunnel.studies.serving.engines.profile import FRONT_END_S, engine_names
 from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token, memory_of, weight_bytes
 from windtunnel.studies.serving.run import sources_of
 from windtunnel.studies.serving.step_time.layers import Layers
@@ -64,8 +64,23 @@ def test_constants_that_were_fitted_on_a_sibling_hold_with_a_wider_band(gpu: str
     like = profile.on(parse_cluster(f"{sibling}:1").gpu) if sibling else profile
     for name in ("decode_factor", "expert_factor", "prefill_factor", "prefill_attention_factor", "layer_gap_s"):
         assert getattr(one, name) == getattr(like, name)
-    assert one.first_token_s == profile.first_token_s  # of hosts, not of kernels
     assert one.band > max(like.band, profile.band)
+
+
+def test_a_front_end_is_of_the_hosts_that_it_was_fitted_on() -> None:
+    b200, gb200 = (parse_cluster(f"{gpu}:1").gpu for gpu in ("b200-sxm", "gb200"))
+    profile = load_engine("sglang-0.5.12")
+    fitted = replace(profile, fitted_source=True)
+    assert fitted.on(b200).first_token_s > FRONT_END_S > fitted.on(gb200).first_token_s == 0.0
+    assert profile.on(b200).first_token_s == profile.on(gb200).first_token_s == FRONT_END_S
+
+
+@pytest.mark.parametrize(("release", "least"), [("0.5.9", 94 * 1.35e-3), ("0.5.10", 0.0)])
+def test_sglang_launches_prompts_kernel_by_kernel_until_pieces_are_captured(release: str, least: float) -> None:
+    deployment = Deployment(engine=f"sglang-{release}", tp=8)
+    engine = engine_of(load_model("qwen3-235b-a22b"), parse_cluster("b200-sxm:8"), deployment)
+    seconds = engine.times.mixed(0, 0, [(16, 0)], 1) / TICKS_PER_S
+    assert least <= seconds < least + 0.03
 
 
 @pytest.mark.parametrize(
@@ -327,7 +342,7 @@ def test_one_chip_runs_a_named_kernel_alike_on_both_boards() -> None:
 
 
 def test_launching_takes_longer_on_grace() -> None:
-    profile = load_engine("trtllm-1.0")
+    profile = replace(load_engine("trtllm-1.0"), fitted_source=True)
     xeon, grace = (profile.on(parse_cluster(f"{gpu}:1").gpu) for gpu in ("b200", "gb200"))
     for name in ("eager_layer_s", "step_s", "sequence_s"):
         assert getattr(grace, name) == pytest.approx(2 * getattr(xeon, name))

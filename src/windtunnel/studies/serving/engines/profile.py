@@ -36,6 +36,9 @@ DEFAULTS_ON = "hopper"  # GPUs that all engines' defaults were fitted on: they n
 UNGRAPHED = "vllm-0.2"  # a release without captured graphs, whose launches were measured
 KIN = 2.5  # times by which memories of one kind differ: HBM from HBM, not from GDDR
 ELSEWHERE_BAND = 0.25  # log half-width for what a GPU changes of constants that were fitted on others
+FRONT_END_S = (
+    0.012  # HTTP, tokeniser, queues and client: between 5 and 40 ms of single requests on hosts of seven sources
+)
 NEWER_BAND = 0.35  # log half-width for what updates change: of a release newer than the newest that was calibrated
 
 
@@ -117,6 +120,7 @@ class Profile:
     # that (verl and slime, in files of their own under studies/rl/frameworks). No benchmark: the band is wide there.
     node_sum_s: float = 1.5e-5
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
+    prompt_layer_s: float = 0.0  # the same of steps with prompts alone, where captured graphs hold none of them
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     # Tokens of each attention rank's buffer where the all-to-all has buffers of one size: captured decode steps compute
@@ -171,10 +175,12 @@ class Profile:
         if elsewhere:
             sibling = {} if gpu.generation == DEFAULTS_ON else self._of_sibling(gpu)
             defaults = {**sibling, **defaults, "band": hypot(self.band, ELSEWHERE_BAND)}
+        if not self.fitted_source:  # what is fitted is of the hosts and the client of those rows
+            defaults["first_token_s"] = FRONT_END_S
         prompts = "expert_prefill_factor"
-        if gpu.kernel_tables is None and prompts in defaults and f"{prompts}_ranks" not in defaults:
-            # The ranks' default was fitted beside timed experts; a factor beside a roofline holds however they lie.
-            defaults[f"{prompts}_ranks"] = defaults[prompts]
+        if gpu.kernel_tables is None and prompts in defaults:
+            # The ranks' default was fitted beside timed experts; a factor on a roofline is of both, and of launches.
+            defaults = {f"{prompts}_ranks": defaults[prompts], "prompt_layer_s": 0.0, **defaults}
         return replace(self, **defaults)
 
     def ungraphed(self, gpu: Gpu) -> Profile:

@@ -176,7 +176,7 @@ class StepTimes:
         if head is None:
             head = self._heads[sampled] = self.over("head", max(1.0, sampled / batches))
         gpu = fixed + stages * (attention * profile.prefill_attention_factor + head)
-        launched = stages * self.layers * profile.eager_layer_s
+        launched = stages * self.layers * max(profile.eager_layer_s, profile.prompt_layer_s)
         if gpu < launched:
             gpu = launched
         exposed = self._exposed((decoding + len(chunks)) / ranks, gpu)
