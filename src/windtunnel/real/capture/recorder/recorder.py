@@ -136,8 +136,8 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._open.close()
         self._bound = self._bound or self._written_by_hand()
+        self._open.close()
         if self._bound is not None and not self._by_hand:
             self._finish(self._bound, report=kind is None)
 
@@ -204,10 +204,13 @@ class Recorder:
         written = max(self.rows.writers([local_part(p) for p in parameters]), default=-1)
         if written <= base + backward:
             return None
-        self._has_optimizer = any(isinstance(one, torch.optim.Optimizer) for one in gc.get_objects())
+        sizes = {id(p): local_part(p).numel() for p in parameters}
+        optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+        held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        self._has_optimizer = not held.isdisjoint(sizes)
         if self._has_optimizer:  # it has not stepped yet
             return None
-        self._parameters = {id(p): local_part(p).numel() for p in parameters}
+        self._parameters = sizes
         self.ledger.mark((local_part(p) for p in parameters), "parameter")
         return written + 1, sum(op <= written for op, _, _ in self.ledger.events)
 
