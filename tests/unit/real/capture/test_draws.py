@@ -37,9 +37,9 @@ def drawn(program: Callable[[int], str], script: Path) -> tuple[list[int], list[
     launch = Launch(str(script), (), is_module=False, world_size=1024, local_world_size=8)
     ranks = cast("Workers", Ranks(program, script))
     table, sample, notes, unmet = from_few(launch, Options(), ranks, {})
-    most = 1 - 0.05 ** (1 / len(sample))
-    assert f"({len(sample)} ranks were drawn and ran no other, so" in unmet[0]
-    assert f"less than {most:.0%} of ranks" in unmet[0]
+    assert unmet[0].endswith(
+        f"may be missed ({len(sample)} ranks were drawn; --verify draws more)"
+    )  # how likely is not known
     assert all(program(table.representative_of(rank)) == program(rank) for rank in range(1024))
     return sample, notes
 

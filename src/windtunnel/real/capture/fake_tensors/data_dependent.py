@@ -33,7 +33,7 @@ _DRAWN = ("rand", "randn", "rand_like", "randn_like", "normal", "normal_", "unif
 _OWN = -1
 _OWN_BACK = 5000  # ops to look back for a communication
 _BACK = 12  # ops to look back for a norm
-_MANY = 1 << 40  # a count that is tried beside 0
+_MANY = 1 << 12  # a count that is tried beside 0: a loop over it has to end
 
 
 class Records(Protocol):

@@ -205,9 +205,9 @@ class Recorder:
         if written <= base + backward:
             return None
         sizes = {id(p): local_part(p).numel() for p in parameters}
-        optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-        held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
-        self._has_optimizer = not held.isdisjoint(sizes)
+        optimizers = [value for value in gc.get_objects() if issubclass(type(value), torch.optim.Optimizer)]
+        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._has_optimizer = not stepped.isdisjoint(sizes)
         if self._has_optimizer:  # it has not stepped yet
             return None
         self._parameters = sizes
