@@ -14,8 +14,8 @@ from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.rank_server import ScriptError
 from windtunnel.real.capture.processes.scheduler import Workers
-from windtunnel.real.capture.source.branches import deciding_clocks, deciding_places
-from windtunnel.real.capture.source.conditions import calls_not_reached, is_joined, ranks_named
+from windtunnel.real.capture.source.branches import deciding_clocks, deciding_places, is_joined
+from windtunnel.real.capture.source.conditions import calls_not_reached, ranks_named
 from windtunnel.real.capture.source.set_order import numbers_drawn, orders_taken
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program

@@ -387,6 +387,19 @@ for i in range(6):
         break
 """,
     ),
+    "each rank skips where it counts nothing": Bug(
+        "data",
+        (0, 1, 2, 3),
+        "world",
+        """
+for i in range(4):
+    x = torch.randn(8, 16)
+    count = int((x > 2).any(-1).sum())  # here
+    if count == 0:
+        continue
+    back(x); reduce(); done()
+""",
+    ),
     "a pipeline without its last message": Bug(
         "message",
         (2, 3),

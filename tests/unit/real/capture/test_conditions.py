@@ -100,6 +100,15 @@ def test_loops_inside_the_loop_and_what_lies_behind_them(tmp_path: Path) -> None
     assert run("for epoch in range(3):\n    for _ in range(4): step()\n    ended()", tmp_path).rounds() == 0
 
 
+def test_rounds_that_may_be_left_by_some_ranks_are_named(tmp_path: Path) -> None:
+    body = "x = [1] * 9\nwhile True:\n    try:\n        x.pop()\n    except IndexError:\n        break\n    ended()\n"
+    left = "for k in range(2):\n    if len(x) > k:\n        continue\n    if k == 7:\n        break\n    ended()\n"
+    says = "leaves a round: whether it does on some ranks alone was not seen"
+    assert run(body, tmp_path).unseen(20) == [f"train.py:5: `except IndexError` {says}"]
+    (other := tmp_path / "other").mkdir()
+    assert run(f"x = []\n{left}", other).unseen(20)[1:] == [f"train.py:3: `if len(x) > k` {says}"]
+
+
 def test_conditions_where_nobody_looks_are_named(tmp_path: Path) -> None:
     helper = (
         "def odd(n):\n    return n % 2\nodd(3)\ndef due(i):\n    return i % 4 == 0\n"

@@ -388,3 +388,13 @@ def test_who_saves_finds_which_tensors_share_memory() -> None:
         assert address == one[1:].untyped_storage().data_ptr() != 0
         assert other.untyped_storage().data_ptr() not in (0, address)
         assert torch.zeros(0).untyped_storage().data_ptr() == 0
+
+
+def test_a_parameter_is_made_by_the_class_of_another() -> None:
+    """As accelerate puts what it loads in place of a parameter without data."""
+    with fake_tensors("cuda"):
+        layer = torch.nn.Linear(4, 8, device="meta")
+        made = type(layer.weight)(torch.ones(8, 4), requires_grad=False)
+        layer._parameters["weight"] = made.to("cuda")
+        assert isinstance(made, torch.nn.Parameter)
+        assert (layer.weight.device.type, layer.weight.shape, made.requires_grad) == ("cuda", (8, 4), False)

@@ -218,6 +218,26 @@ def test_an_optimizer_that_steps_before_the_first_forward_pass_makes_no_step() -
     assert steps(True) == steps(False)
 
 
+def test_an_optimizer_written_by_hand_makes_steps_of_all_its_micro_batches() -> None:
+    model = decoder()
+
+    def job(device: str) -> None:
+        for _ in range(3):
+            for _ in range(2):
+                tokens = batch()
+                loss_of(model(tokens), tokens).backward()
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+
+    recorder = recorded(job)
+    assert recorder.steps == 3
+    ops = recorder.program.ops
+    assert {op.micro_batch for op in ops if op.phase == "backward"} == {0, 1}
+    assert ops[-1].name == "aten.add_"
+    assert recorder.program.facts["parameters"] == sum(p.numel() for p in model.parameters())
+
+
 def test_on_step_may_end_the_script() -> None:
     class Enough(BaseException):
         pass

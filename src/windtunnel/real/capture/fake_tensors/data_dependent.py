@@ -33,6 +33,7 @@ _DRAWN = ("rand", "randn", "rand_like", "randn_like", "normal", "normal_", "unif
 _OWN = -1
 _OWN_BACK = 5000  # ops to look back for a communication
 _BACK = 12  # ops to look back for a norm
+_MANY = 1 << 12  # a count that is tried beside 0: a loop over it has to end
 
 
 class Records(Protocol):
@@ -110,7 +111,7 @@ class Reader:
             return answer
         if isinstance(answer, bool):
             return answer != (own == math.inf)  # unsound numbers, where they are infinite
-        return own if isinstance(answer, float) else answer
+        return own if isinstance(answer, float) else _MANY if own == math.inf else 0
 
     def holds_nothing(self, inputs: list[torch.Tensor]) -> bool:
         """Whether one of the tensors is fake."""

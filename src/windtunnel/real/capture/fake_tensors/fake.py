@@ -58,6 +58,7 @@ def fake_tensors(
             *(
                 gaps.copies_of_fakes,
                 gaps.parameters_of_other_classes,
+                gaps.parameters_by_their_class,
                 gaps.pickles_of_fakes,
                 gaps.texts_of_fakes,
                 gaps.one_cpu,

@@ -285,7 +285,8 @@ class NoStepError(UserError):
 
     def __init__(self, seen: int, wanted: int, script: str) -> None:
         done = f"{seen} step{'s' if seen != 1 else ''}"
-        remedy = "let it train longer, or give fewer --steps" if seen else "no optimizer was stepped; does it train?"
+        untrained = "no optimizer was stepped, and no parameter written by hand; does it train?"
+        remedy = "let it train longer, or give fewer --steps" if seen else untrained
         super().__init__(f"{script} ended after {done}, and step {wanted} was to be captured: {remedy}")
 
 

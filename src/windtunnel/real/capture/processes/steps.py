@@ -24,6 +24,7 @@ from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.equality import digest
 
 LEAST_BUDGET_S = 10.0  # of CPU time, for steps beyond the wanted one
+LOOKS = 2  # which loop goes on from step to step shows in two
 MOST_FIRST = 8  # steps, from the wanted one on, that may differ before they repeat
 SURE = 8  # steps that have to repeat where one before them did not, and two more for each such
 ENOUGH = 2 * MOST_STEPS + MOST_FIRST
@@ -48,6 +49,7 @@ class Steps:
         self._rank, self._wanted, self._box, self._timeout_s, self._goes_on = rank, wanted, box, timeout_s, goes_on
         self._files = files
         self.loop = Loop()
+        self._looks = 0
         self._numbers: dict[str, int] = {}
         self.digests: list[str] = []  # of the wanted step and those after it
         self.programs: dict[str, RankProgram] = {}
@@ -60,9 +62,10 @@ class Steps:
         self._ran = 0  # steps of `digests`, before any were left out
 
     def look(self) -> None:
-        """A step ends here. How many there are is for rank 0 to say; another rank looks once, or where it is alone."""
-        if self._rank and self._goes_on and self.loop.lengths:
+        """A step ends here. How many there are is for rank 0 to say; another rank looks twice, or where it is alone."""
+        if self._rank and self._goes_on and self._looks >= LOOKS:
             return
+        self._looks += 1
         self._numbers = self._numbers or numbers_held(sys._getframe(2), script_name)
         self.loop.look(sys._getframe(2), script_name)
 

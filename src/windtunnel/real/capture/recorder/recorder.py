@@ -10,7 +10,8 @@ Python reads.
 
 A step ends with the last optimizer that stepped before the next forward pass that is trained on, and the next begins
 there; the first begins with the first such forward. In a script that calls no module until it steps, steps begin and
-end where its optimizer has stepped, the first with the script; a forward pass after all begins anew.
+end where its optimizer has stepped, the first with the script; a forward pass after all begins anew. Where no optimizer
+of PyTorch's is used, a step ends with the last write of a parameter behind a backward pass.
 `begin_step` and `end_step` set other bounds.
 
 An op depends on the last writer of every storage it reads, on the last op of each stream that its stream was told to
@@ -19,6 +20,7 @@ wait for, and, if it is a wait, on the communication it waits for.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,7 +39,7 @@ from windtunnel.real.capture.recorder.exchanges import Exchanges
 from windtunnel.real.capture.recorder.flat_buffers import FlatBuffers
 from windtunnel.real.capture.recorder.modules import Whereabouts
 from windtunnel.real.capture.recorder.op_table import OpFacts, facts_of
-from windtunnel.real.capture.recorder.rows import Rows, measured, ops_of
+from windtunnel.real.capture.recorder.rows import PLACE, Rows, measured, ops_of
 from windtunnel.real.capture.recorder.storages import Ledger, categorised
 from windtunnel.real.capture.recorder.uneven_shards import tails_of
 from windtunnel.real.capture.torch_private import compile as compiler
@@ -84,6 +86,7 @@ class Recorder:
         self._resident: dict[int, int] = {}
         self._bound: tuple[int, int] | None = None  # (ops, memory events) when the last optimizer had stepped
         self._by_hand = self._began = self._without_modules = False
+        self._has_optimizer = False
         self._began_at = time.perf_counter()
         self.steps = 0  # that were finished
         self._answers: list[Answer] = []
@@ -133,6 +136,7 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._bound = self._bound or self._written_by_hand()
         self._open.close()
         if self._bound is not None and not self._by_hand:
             self._finish(self._bound, report=kind is None)
@@ -182,10 +186,33 @@ class Recorder:
             self.steps = 0
             self.programs.clear()
             self.journal.forget_steps()
+        self._bound = self._bound or self._written_by_hand()
         if self._bound is not None:
             self._finish(self._bound, report=True)
         elif not self._began:
             self._start((self.rows.count(), len(self.ledger.events)))
+
+    def _written_by_hand(self) -> tuple[int, int] | None:
+        """Where a script without PyTorch's optimizers last wrote parameters, if no backward pass came after."""
+        if self._has_optimizer or not self._began:
+            return None
+        rows, base = self.rows.rows, self.rows.base
+        backward = next((i for i in range(len(rows) - 1, -1, -1) if rows[i][PLACE].phase == "backward"), None)
+        if backward is None:
+            return None
+        parameters = [p for root in self.where.roots for p in root.parameters() if p.requires_grad]
+        written = max(self.rows.writers([local_part(p) for p in parameters]), default=-1)
+        if written <= base + backward:
+            return None
+        sizes = {id(p): local_part(p).numel() for p in parameters}
+        optimizers = [value for value in gc.get_objects() if issubclass(type(value), torch.optim.Optimizer)]
+        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._has_optimizer = not stepped.isdisjoint(sizes)
+        if self._has_optimizer:  # it has not stepped yet
+            return None
+        self._parameters = sizes
+        self.ledger.mark((local_part(p) for p in parameters), "parameter")
+        return written + 1, sum(op <= written for op, _, _ in self.ledger.events)
 
     def _start(self, bound: tuple[int, int]) -> None:
         ops, events = bound
@@ -254,6 +281,7 @@ class Recorder:
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.where.optimizers += 1
+        self._has_optimizer = True
         if self.where.optimizers == 1:
             self.where.steps_in_backward = compat.in_backward()
             parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -53,6 +53,13 @@ def places_never_exchanged(paths: Sequence[str], places: Sequence[tuple[str, int
     return [(path, line) for path, line in places if not sources[path].flow(line).is_exchanged]
 
 
+def is_joined(paths: Sequence[str]) -> bool:
+    """Whether a source allows for ranks with fewer rounds: `with Join([model]):`."""
+    trees = (tree_of(path) for path in paths)
+    nodes = (node for tree in trees if tree is not None for node in ast.walk(tree) if isinstance(node, ast.withitem))
+    return any("join" in ast.unparse(node.context_expr).lower() for node in nodes)
+
+
 @dataclass(frozen=True)
 class _Exchanges:
     """What exchanges, by its name: by words of it, or as a function of these files that calls such."""

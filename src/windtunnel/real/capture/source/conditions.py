@@ -80,6 +80,7 @@ class Round:
     end: int
     text: str  # of the head
     over: CodeType | None = field(compare=False, repr=False)  # compiled; None where it is not plain
+    target: str = field(compare=False, repr=False)
 
     def __contains__(self, line: int) -> bool:
         return self.line <= line <= self.end
@@ -101,7 +102,8 @@ def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
                 parts = [*over.args]
             compiled = _compiled(over) if over is not None and all(_is_plain(part) for part in parts) else None
             last = node.body[-1].end_lineno or node.lineno
-            rounds.setdefault(function, []).append(Round(node.lineno, last, head, compiled))
+            target = ast.unparse(node.target) if isinstance(node, ast.For) else ""
+            rounds.setdefault(function, []).append(Round(node.lineno, last, head, compiled, target))
     return rounds
 
 
@@ -124,6 +126,20 @@ def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
                 if is_counted(loops[part.line], left):
                     ends.setdefault((function, part.line), []).append(_compiled(right))
     return ends
+
+
+@cache
+def _leaves_of(path: str) -> dict[tuple[str, int], list[tuple[int, str]]]:
+    """Where functions of a file leave a round of a loop by tests or errors that no `Condition` is: (line, what)."""
+    tree = tree_of(path)
+    leaves: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
+        if isinstance(node, ast.If | ast.ExceptHandler) and isinstance(node.body[-1], ast.Continue | ast.Break):
+            test = node.test if isinstance(node, ast.If) else node.type
+            if isinstance(node, ast.ExceptHandler) or not _conditions(node.test, function, is_end=True):
+                what = "if" if isinstance(node, ast.If) else "except"
+                leaves.setdefault(function, []).append((node.lineno, f"{what} {ast.unparse(test) if test else ''}"))
+    return leaves
 
 
 @cache
@@ -242,12 +258,15 @@ class Loop:
         self._words: dict[tuple[str, Condition], set[object]] = {}  # values that are compared and are no numbers
         self._rounds: dict[tuple[str, Round], int] = {}  # inner ones, and how often they go round; 0: not known
         self._called: set[str] = set()  # names of what the training's loop calls
+        self._places: dict[tuple[str, int, str], object] = {}  # of loops: the round that each was in
+        self._leaves: dict[str, None] = {}  # where a round may end in a way that is not known
         self.lengths: dict[tuple[str, int, str], int] = {}  # of loops by (file, line, head): most rounds
 
     def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
         """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's."""
         inside: list[tuple[str, Round, int]] = []  # the innermost first
         called: list[str] = []
+        places: dict[tuple[str, int, str], object] = {}  # of loops, the innermost first: the round that each is in
         while frame is not None:
             code = frame.f_code
             name = name_of(code.co_filename)
@@ -258,19 +277,34 @@ class Loop:
                         self._take(name, condition, frame)
                 rounds = [loop for loop in _rounds_of(code.co_filename).get(here, ()) if frame.f_lineno in loop]
                 inside += [(name, loop, _length(loop, frame)) for loop in reversed(rounds)]
-                for part in rounds:
+                for part in reversed(rounds):
+                    value = frame.f_locals.get(part.target)
+                    places[name, part.line, part.text] = value if type(value) is int else object()
                     if length := _length(part, frame):
                         ends = _ends_of(code.co_filename).get((here, part.line), ())
                         counts = [count for end in ends if (count := _count(end, frame)) > 0]
                         self.lengths[name, part.line, part.text] = min([length, *counts])
+                for line, text in _leaves_of(code.co_filename).get(here, ()) if rounds else ():
+                    if line in rounds[-1]:
+                        self._leaves[f"{name}:{line}: `{text.strip()}`"] = None
                 calls = _calls_of(code.co_filename).get(here, ())
                 called += [call for line, call in calls if not rounds or rounds[0].line <= line <= rounds[0].end]
                 if rounds:
                     self._called.update(called)
                 _let_go(frame)
             frame = frame.f_back
+        self._leave_out_parts_of_steps(places)
         for name, part, length in inside[:-1]:  # the outermost is the training
             self._rounds[name, part] = length
+
+    def _leave_out_parts_of_steps(self, places: dict[tuple[str, int, str], object]) -> None:
+        """A loop that is in the same round whenever a step ends, while one around it goes on, lies within a step."""
+        stays = [key for key, value in places.items() if self._places.get(key) == value]
+        moved = [at for at, key in enumerate(places) if key in self._places and key not in stays]
+        for at, key in enumerate(places):
+            if key in stays and moved and at < moved[-1]:
+                self.lengths.pop(key, None)
+        self._places = places
 
     def _take(self, name: str, condition: Condition, frame: FrameType) -> None:
         try:
@@ -337,14 +371,8 @@ class Loop:
                 texts.append(
                     f"{name}:{part.line}: `{part.text}` {goes}, and {steps} steps were seen: nothing behind it"
                 )
-        return texts
-
-
-def is_joined(paths: Sequence[str]) -> bool:
-    """Whether a source allows for ranks with fewer rounds: `with Join([model]):`."""
-    trees = (tree_of(path) for path in paths)
-    nodes = (node for tree in trees if tree is not None for node in ast.walk(tree) if isinstance(node, ast.withitem))
-    return any("join" in ast.unparse(node.context_expr).lower() for node in nodes)
+        says = "leaves a round: whether it does on some ranks alone was not seen"
+        return [*texts, *(f"{words} {says}" for words in self._leaves)]
 
 
 def _let_go(frame: FrameType) -> None:

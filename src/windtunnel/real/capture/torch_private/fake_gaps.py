@@ -89,6 +89,21 @@ def lists_of_fakes() -> Replacements:
     return Replacements((FakeTensor, "tolist", tolist))
 
 
+def parameters_by_their_class() -> Replacements:
+    """`type(parameter)(data, requires_grad=...)` gives a parameter: so accelerate puts loaded weights into a model."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    otherwise = FakeTensor.__new__
+
+    def new(cls: type, *args: object, **kwargs: bool) -> torch.Tensor:
+        if len(args) == 1 and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
+            return torch.nn.Parameter(args[0], kwargs.get("requires_grad", True))
+        return otherwise(cls, *args, **kwargs)  # type: ignore[arg-type]
+
+    return Replacements((FakeTensor, "__new__", staticmethod(new)))
+
+
 def texts_of_fakes() -> Replacements:
     """Formatting a tensor of one element reads it."""
     from torch._subclasses.fake_tensor import FakeTensor

@@ -229,6 +229,13 @@ class Answers:
     ) -> object:
         """A tensor for each member."""
         flat = self._one_each(group, "reduce-scatter", inputs)
+        place = self._world.group_of(group).position
+        for output, parts in zip(outputs, inputs, strict=True):
+            if output.numel() != parts[place].numel():
+                raise WorldError(
+                    f"a reduce-scatter was given {parts[place].numel()} elements for this rank, and an output of"
+                    f" {output.numel()}: they must be as many"
+                )
         return outputs, self._do(group, "reduce_scatter", bytes_of(flat), flat, outputs, op=op, is_async=is_async)
 
     def _reduce_scatter_base_(
