@@ -10,7 +10,7 @@ PREEMPT_OFF, REQUEUE, CANCEL, SUSPEND = "OFF", "REQUEUE", "CANCEL", "SUSPEND"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """GPUs and jobs that may run at once; None: no limit. Of all, of each user, of each account, of a job."""
+    """GPUs and jobs that may run at once; None: no limit. Of all, of each user, of each account; what a job may ask."""
 
     gpus: int | None = None
     jobs: int | None = None
@@ -19,6 +19,8 @@ class Limits:
     account_gpus: int | None = None
     account_jobs: int | None = None
     job_gpus: int | None = None
+    node_gpus: int | None = None  # of a job on each of its nodes, in the mean
+    least_gpus: int | None = None  # of a job
     of: Mapping[str, Limits] = field(default_factory=dict, hash=False)  # of slices by profile, of `shard` and `mps`
 
 
