@@ -108,6 +108,13 @@ class Cluster:
     names: tuple[str, ...] = ()  # of the nodes
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 
+    @property
+    def limits_idle(self) -> bool:
+        """Whether limits are told, and none of them holds."""
+        return not self.limits_hold and any(
+            level.limits != Limits() for level in (*self.qos.values(), *self.associations)
+        )
+
     def partition(self, names: str) -> Partition | None:
         """The partition of a job's log: the first that is known of several; None where there is none."""
         for name in names.split(","):
