@@ -168,7 +168,11 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
             *before.outcomes,
             *(replace(outcome, policy=f"{outcome.policy} {CHANGED}") for outcome in after.outcomes),
         ),
-        warnings=tuple(dict.fromkeys((*before.warnings, *(f"{CHANGED}: {line}" for line in after.warnings)))),
+        warnings=tuple(
+            dict.fromkeys(
+                (*before.warnings, *(f"{CHANGED}: {line}" for line in after.warnings if line not in before.warnings))
+            )
+        ),
         files=after.files,
         notes=tuple(dict.fromkeys((*before.notes, f"{CHANGED}: {', '.join(question.change)}", *told))),
     )
@@ -202,7 +206,8 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
         *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)),
     )
     if "slurm" in names and site.slurm_cluster.limits_idle:
-        warnings += ("limits of QOS and associations do not hold: slurm.conf's AccountingStorageEnforce has no limits",)
+        text = "limits of QOS and associations do not hold: slurm.conf's AccountingStorageEnforce has no limits"
+        warnings += (f"{text} (--change slurm.limits_hold=true)",)
     if question.restart is None:
         often = [outcome for outcome in outcomes if outcome.restarts.any() and outcome.policy != "current"]
         free = ", ".join(f"{int(outcome.restarts.sum()):,} with {outcome.policy}" for outcome in often)

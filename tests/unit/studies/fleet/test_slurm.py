@@ -296,3 +296,18 @@ def test_policies_that_pay_no_heed_to_priorities_are_named(tmp_path: Path) -> No
     path.write_text("job,submit_s,gpus,duration_s,priority\na,0,8,10,1\nb,1,8,10,2\n")
     question = Fleet(trace=str(path), cluster="gpu:1x8", policy="fifo,slurm,srtf")
     assert answer(question).warnings == ("fifo, srtf pay no heed to the priorities of the log",)
+
+
+def test_limits_that_do_not_hold_and_a_policy_that_is_not_slurm_are_said(tmp_path: Path) -> None:
+    site_of(tmp_path, CONF.replace("=limits,qos", "=associations"))
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job,submit_s,start_s,gpus,duration_s,qos\na,0,0,32,10,low\nb,1,10,8,10,low\n")
+    question = Fleet(trace=str(trace), cluster=str(tmp_path / "site.yaml"))
+    plain = answer(question)
+    assert plain.notes[0] == "--cluster has Slurm's files: --policy slurm does what they say, fifo does not"
+    assert not any("do not hold" in line for line in plain.warnings)
+    changed = answer(replace(question, policy="slurm", change=("slurm.settings.depth=9",)))
+    assert [line.partition(":")[0] for line in changed.warnings] == ["limits of QOS and associations do not hold"]
+    assert sum("is nearest to the log" in note for note in changed.notes) == 1
+    held = answer(replace(question, policy="slurm", change=("slurm.limits_hold=true",)))
+    assert not any(line.startswith("changed: limits") for line in held.warnings)
