@@ -42,7 +42,7 @@ def cut(gpu: int, profile: str, start: int, size: int) -> str:
     clear(gpu, start, size)
     before = set(DEVICE.findall(_ask("-L")))
     _ask("mig", "-i", str(gpu), "-cgi", f"{profile}:{start}", "-C")
-    new = [name for name in DEVICE.findall(_ask("-L")) if name not in before]
+    new: list[str] = [name for name in DEVICE.findall(_ask("-L")) if name not in before]
     if len(new) != 1:
         raise UserError(f"GPU {gpu}: `nvidia-smi -L` has {len(new)} new slices after {profile} was cut")
     return new[0]

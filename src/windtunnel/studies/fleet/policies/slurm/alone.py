@@ -23,7 +23,7 @@ LIMITS["least_gpus"] = ("MinTRES", "Min", "")  # its name, and its parts in Slur
 
 def never_allowed(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[int, str]]:
     """Jobs that limits never let start, with the limit and Slurm's reason."""
-    rows = [row for level in (*cluster.qos.values(), *cluster.associations) for row in _each(level.limits)]
+    rows = [row for limits in cluster.limits for row in (limits, *limits.of.values())]
     if not cluster.limits_hold or all(getattr(row, name) is None for row in rows for name in LIMITS):
         return
     known: dict[tuple[object, ...], str] = {}
@@ -40,10 +40,6 @@ def never_allowed(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[in
             known[key] = _why(_levels(cluster, owner, queue), tres_of(part, count, cluster), nodes)
         if known[key]:
             yield at, known[key]
-
-
-def _each(limits: Limits) -> tuple[Limits, ...]:
-    return limits, *limits.of.values()
 
 
 def _levels(cluster: Cluster, owner: Owner, queue: str) -> list[tuple[str, Limits]]:

@@ -109,11 +109,14 @@ class Cluster:
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 
     @property
+    def limits(self) -> list[Limits]:
+        """Of all QOS and associations."""
+        return [*(qos.limits for qos in self.qos.values()), *(each.limits for each in self.associations)]
+
+    @property
     def limits_idle(self) -> bool:
         """Whether limits are told, and none of them holds."""
-        return not self.limits_hold and any(
-            level.limits != Limits() for level in (*self.qos.values(), *self.associations)
-        )
+        return not self.limits_hold and any(limits != Limits() for limits in self.limits)
 
     def partition(self, names: str) -> Partition | None:
         """The partition of a job's log: the first that is known of several; None where there is none."""
