@@ -49,7 +49,9 @@ def regime_of(outcome: Outcome) -> Regime:
     """Of a published run."""
     row = outcome.row
     layout = (row.tp, row.pp, row.vpp, row.cp, row.ep)
-    return Regime(_key(outcome), layout, (row.micro_batch, row.recompute, row.seq_len), row.n_gpus or 0)
+    source, gpu, *job = _key(outcome)
+    batch = (row.micro_batch, row.recompute, row.seq_len, "lora" in row.task.lower())
+    return Regime((source, *job), str(gpu), layout, batch, row.n_gpus or 0)
 
 
 def _key(outcome: Outcome) -> Key:

@@ -45,6 +45,8 @@ def _as_told(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...
         what = f"{format_many(unread, 'job')} of the log not taken as they stand"
         notes = (f"{what}; `windtunnel fleet lint` says which and why",)
     if site is not None:
+        if site.slurm and names == ["fifo"]:
+            notes += ("--cluster has Slurm's files: --policy slurm does what they say, fifo does not",)
         if most > site.gpus:
             text = f"jobs of the log held {format_many(most, 'GPU')} at once, and {site.text} has {site.gpus:,}"
             notes += (f"{text}: the cluster is not the log's, or the log's GPUs are no whole GPUs",)

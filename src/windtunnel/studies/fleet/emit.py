@@ -22,8 +22,11 @@ from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
 from windtunnel.studies.fleet.site import Site
 
 WEIGHTS = {"size": "JobSize", "association": "Assoc", "qos": "QOS"}
-QOS = "Name|Priority|GraceTime|Preempt|PreemptMode|GrpTRES|GrpJobs|MaxTRES|MaxTRESPU|MaxJobsPU|MaxTRESPA|MaxJobsPA"
-ASSOC = "Account|ParentName|User|Share|Priority|GrpTRES|GrpJobs|MaxTRES|MaxJobs"
+QOS = (
+    "Name|Priority|GraceTime|Preempt|PreemptMode|GrpTRES|GrpJobs|MaxTRES|MaxTRESPerNode|MinTRES|MaxTRESPU|MaxJobsPU"
+    "|MaxTRESPA|MaxJobsPA"
+)
+ASSOC = "Account|ParentName|User|Share|Priority|GrpTRES|GrpJobs|MaxTRES|MaxTRESPerNode|MaxJobs"
 
 
 def emitted(kind: str, jobs: Jobs, site: Site) -> dict[str, str]:
@@ -179,8 +182,7 @@ def _qos(each: Qos) -> str:
         each.preempt,
         _tres(limits, "gpus"),
         limits.jobs,
-        _tres(limits, "job_gpus"),
-        _tres(limits, "user_gpus"),
+        *(_tres(limits, name) for name in ("job_gpus", "node_gpus", "least_gpus", "user_gpus")),
         limits.user_jobs,
         _tres(limits, "account_gpus"),
         limits.account_jobs,
@@ -191,7 +193,8 @@ def _qos(each: Qos) -> str:
 def _association(association: Association) -> str:
     limits = association.limits
     row = (association.account, association.parent, association.user, association.share, association.priority)
-    return _row((*row, _tres(limits, "gpus"), limits.jobs, _tres(limits, "job_gpus"), limits.user_jobs))
+    of_job = (_tres(limits, name) for name in ("job_gpus", "node_gpus"))
+    return _row((*row, _tres(limits, "gpus"), limits.jobs, *of_job, limits.user_jobs))
 
 
 def _row(values: Iterable[object]) -> str:
@@ -224,10 +227,10 @@ def _commands(cluster: Cluster) -> Iterator[str]:
 
 
 def _limits(limits: Limits, of_user: tuple[str, str]) -> str:
-    tres = {"GrpTRES": "gpus", "MaxTRESPerJob": "job_gpus"}
+    tres = {"GrpTRES": "gpus", "MaxTRESPerJob": "job_gpus", "MaxTRESPerNode": "node_gpus"}
     jobs = {"GrpJobs": limits.jobs, of_user[1]: limits.user_jobs}
     if of_user[0]:
-        tres |= {of_user[0]: "user_gpus", "MaxTRESPerAccount": "account_gpus"}
+        tres |= {of_user[0]: "user_gpus", "MaxTRESPerAccount": "account_gpus", "MinTRESPerJob": "least_gpus"}
         jobs["MaxJobsPerAccount"] = limits.account_jobs
     words = {name: _tres(limits, field) or "gres/gpu=-1" for name, field in tres.items()}
     words |= {name: "-1" if count is None else str(count) for name, count in jobs.items()}

@@ -141,6 +141,11 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
 
         for at, words in never_fit(jobs, site, site.slurm_cluster):
             drop([at], Reason.TOO_LARGE, words)
+    if traits.name == "slurm":
+        from windtunnel.studies.fleet.policies.slurm.alone import never_allowed
+
+        for at, words in never_allowed(jobs, site, site.slurm_cluster):
+            drop([at], Reason.TOO_LARGE, words.replace("{", "{{").replace("}", "}}"))
     if not traits.sizes:
         never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
         ended = np.array(jobs.columns.get("ended", [""] * len(jobs)))

@@ -97,6 +97,9 @@ def fleet(
     return FleetResult(site, tuple(simulate(jobs, site, policy, chosen) for policy in listed))
 
 
+NEAREST = "is nearest to the log's own starts"
+
+
 class RunOf(TypedDict):
     """What a fleet's figures are of."""
 
@@ -157,6 +160,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
     if not names:
         raise SpecError("--change", ", ".join(question.change), "what happened does not change: give a policy too")
     after = answer_as_it_is(replace(changed, policy=",".join(names)), executor, frontier=frontier)
+    told = (note for note in after.notes if NEAREST not in note)  # the log is of the cluster as it was
     return replace(
         before,
         figures=(*before.figures, *({**figure, "policy": f"{figure['policy']} {CHANGED}"} for figure in after.figures)),
@@ -164,9 +168,13 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
             *before.outcomes,
             *(replace(outcome, policy=f"{outcome.policy} {CHANGED}") for outcome in after.outcomes),
         ),
-        warnings=tuple(dict.fromkeys((*before.warnings, *(f"{CHANGED}: {line}" for line in after.warnings)))),
+        warnings=tuple(
+            dict.fromkeys(
+                (*before.warnings, *(f"{CHANGED}: {line}" for line in after.warnings if line not in before.warnings))
+            )
+        ),
         files=after.files,
-        notes=tuple(dict.fromkeys((*before.notes, f"{CHANGED}: {', '.join(question.change)}", *after.notes))),
+        notes=tuple(dict.fromkeys((*before.notes, f"{CHANGED}: {', '.join(question.change)}", *told))),
     )
 
 
@@ -197,6 +205,9 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
         *_unheeded(jobs, names, placed=bool(site.topology) and not options.pool),
         *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)),
     )
+    if "slurm" in names and site.slurm_cluster.limits_idle:
+        text = "limits of QOS and associations do not hold: slurm.conf's AccountingStorageEnforce has no limits"
+        warnings += (f"{text} (--change slurm.limits_hold=true)",)
     if question.restart is None:
         often = [outcome for outcome in outcomes if outcome.restarts.any() and outcome.policy != "current"]
         free = ", ".join(f"{int(outcome.restarts.sum()):,} with {outcome.policy}" for outcome in often)
@@ -212,7 +223,7 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
     if compared:
         nearest = min(compared, key=lambda entry: float(entry["log_start_error_p50_s"]))
         wait = against_text(nearest["log_wait_error"])
-        text = f"{nearest['policy']} is nearest to the log's own starts: mean wait {wait}"
+        text = f"{nearest['policy']} {NEAREST}: mean wait {wait}"
         notes += (f"{text}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points, files)
 

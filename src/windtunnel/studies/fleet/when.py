@@ -34,6 +34,7 @@ from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
 from windtunnel.studies.fleet.run import as_counted, simulate
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.speeds.predicted import with_predictions
+from windtunnel.units import format_many
 
 SPREAD = 0.3
 DRAWS = 40
@@ -267,16 +268,17 @@ def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, most: in
     if run.start_s[at] <= run.jobs.submit_s[at]:
         return "it does not wait: it starts when it is submitted"
     text = "1 job holds" if holders == 1 else f"{holders} jobs hold"
+    idle = "1 GPU is" if free == 1 else f"{free:,} GPUs are"
     queued = f"; {ahead} wait{'s' * (ahead == 1)} ahead of it" if ahead else ""
     if free < gpus:
-        return f"it asks {gpus} GPUs and {free} of {most} are free, {text} the others{queued}"
+        return f"it asks {format_many(gpus, 'GPU')} and {free} of {most} are free, {text} the others{queued}"
     if ahead:
-        return f"{free} GPUs are free and it asks {gpus}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
+        return f"{idle} free and it asks {gpus}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
     if POLICIES[run.policy].compiled and not options.pool:
-        return f"{free} GPUs are free, but not on nodes on which its gang of {gpus} has a place"
+        return f"{idle} free, but not on nodes on which its gang of {gpus} has a place"
     if run.state[at] != STATES.index(COMPLETED) and math.isnan(run.start_s[at]):
-        return f"{free} GPUs are free and it asks {gpus}, but {run.policy} never starts it"
-    return f"{free} GPUs are free and it asks {gpus}: {run.policy} gives them at a later decision, or to others"
+        return f"{idle} free and it asks {gpus}, but {run.policy} never starts it"
+    return f"{idle} free and it asks {gpus}: {run.policy} gives them at a later decision, or to others"
 
 
 @dataclass(frozen=True, eq=False)

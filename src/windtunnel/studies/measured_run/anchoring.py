@@ -1,17 +1,17 @@
 """How far one measured run carries: a factor on other predictions, weighed by how near they are.
 
     f                  measured / predicted of the anchor, predicted anew by this release
-    factor             f^w, w by nearness
-    band               moved by the factor, its log half widths multiplied by SHARES of the nearness: the 90 % quantile
-                       of (error that is left) / (half width) over runs whose source the fit has not seen
+    factor             f^w, w by nearness: how much of the log error of one run is that of the other
+    band               moved by the factor, its log half widths multiplied by sqrt(1 - w^2), which is what is left of a
+                       deviation that is shared to w
 
-    nearness           the same plan at another scale; the same degrees with another batch, length or recomputation;
-                       another layout; and 0 for another GPU, model, framework or precision: a factor belongs to a
-                       regime, not to a site
+    nearness           the same plan at another scale; the same degrees with another batch, length, recomputation or
+                       adapters; another layout; the same plan on another GPU; and 0 for another model, framework or
+                       precision, or another plan on another GPU: a factor belongs to a regime, not to a site
 
-Weights and shares as `validation/anchoring.py` finds them on published runs, predicted by a fit without their own
-source: mean errors of the same plan fall from 5.1 to 2.5 % (216 runs), those of other plans change by -.4 and +.2
-points. Carried in full, a factor makes other plans worse (5.4 to 10.2 %).
+Weights as `validation/anchoring.py` finds them on published runs, predicted by a fit without their own source: mean
+errors of the same plan fall from 5.1 to 2.4 %; carried in full, a factor makes other plans worse. Plans that differ in
+`overlap_*` alone count as the same: no published pair differs in nothing else.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from windtunnel.questions import read
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.units import format_percent, format_time, parse_number, parse_time
 
-JOB = ("model", "GPU", "framework", "precision")
-SAME, BATCH, LAYOUT, OTHER = "same plan", "same layout", "other layout", "other job"
-WEIGHTS = {SAME: 0.9, BATCH: 0.25, LAYOUT: 0.25, OTHER: 0.0}
-SHARES = {SAME: 0.37, BATCH: 0.77, LAYOUT: 0.62, OTHER: 1.0}  # `validation/anchoring.py`, both tables
+JOB = ("model", "framework", "precision")
+SAME, BATCH, LAYOUT, GPU, OTHER = "same plan", "same layout", "other layout", "other GPU", "other job"
+WEIGHTS = {SAME: 0.9, BATCH: 0.25, LAYOUT: 0.25, GPU: 0.25, OTHER: 0.0}
 ONE_NODE = 8  # GPUs: beyond them one GPU says nothing
 FULL, HOST_BOUND, UNSTEADY, FEW_LINES = 0.95, 0.15, 0.10, 5
 LAYOUT_FIELDS = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "schedule", "zero_stage")
-BATCH_FIELDS = ("micro_batch", "recompute", "seq_len")
+BATCH_FIELDS = ("micro_batch", "recompute", "seq_len", "lora_rank")
 REMEDY = "write step_time, model, cluster and plan, or let `windtunnel diagnose --save-anchor FILE` write it"
 ANCHOR_FILES = (".yaml", ".yml", ".json")  # suffixes
 HEAD_BYTES = 64 * 1024
@@ -50,6 +49,7 @@ class Regime:
     """What tells whether a factor carries."""
 
     job: tuple[object, ...]  # as JOB names them
+    gpu: str
     layout: tuple[object, ...]
     batch: tuple[object, ...]
     n_gpus: int
@@ -78,9 +78,11 @@ class Carried:
 
 
 def nearness(anchor: Regime, regime: Regime) -> str:
-    """SAME, BATCH, LAYOUT or OTHER."""
+    """SAME, BATCH, LAYOUT, GPU or OTHER."""
     if anchor.job != regime.job:
         return OTHER
+    if anchor.gpu != regime.gpu:
+        return GPU if (anchor.layout, anchor.batch) == (regime.layout, regime.batch) else OTHER
     if anchor.layout != regime.layout:
         return LAYOUT
     return BATCH if anchor.batch != regime.batch else SAME
@@ -88,12 +90,10 @@ def nearness(anchor: Regime, regime: Regime) -> str:
 
 def carried(log_factor: float, anchor: Regime, regime: Regime) -> Carried:
     """The factor that one run gives another."""
-    near = nearness(anchor, regime)
-    if anchor == regime:
-        return Carried(math.exp(log_factor), SHARES[SAME])
     if anchor.n_gpus == 1 and regime.n_gpus > ONE_NODE:
         return Carried(1.0)
-    return Carried(math.exp(WEIGHTS[near] * log_factor), SHARES[near])
+    weight = WEIGHTS[nearness(anchor, regime)]
+    return Carried(math.exp(log_factor if anchor == regime else weight * log_factor), math.sqrt(1.0 - weight**2))
 
 
 def regime_of(result: Result) -> Regime:
@@ -101,14 +101,17 @@ def regime_of(result: Result) -> Regime:
     plan, cluster = result.spec["plan"], result.spec["cluster"]
     model = result.spec["model"]
     shape = repr((model["hidden_size"], model["layers"]))  # a launch file under a new name is the same model
-    job = (shape, cluster["gpu"]["name"], plan["framework"], plan["precision"])
+    job = (shape, plan["framework"], plan["precision"])
     layout, batch = (tuple(_hashable(plan.get(name)) for name in names) for names in (LAYOUT_FIELDS, BATCH_FIELDS))
-    return Regime(job, layout, batch, result.n_gpus)
+    return Regime(job, cluster["gpu"]["name"], layout, batch, result.n_gpus)
 
 
 def _differing(anchor: Regime, regime: Regime) -> str:
     """What of the job is another: the words of what differs."""
-    return " and ".join(word for word, own, its in zip(JOB, regime.job, anchor.job, strict=True) if own != its)
+    words = [word for word, own, its in zip(JOB, regime.job, anchor.job, strict=True) if own != its]
+    if anchor.gpu != regime.gpu:
+        words = ["GPU", *words] if words else ["GPU", "plan"]
+    return " and ".join(words)
 
 
 def _hashable(value: object) -> object:
@@ -214,7 +217,7 @@ def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
             near.setdefault(kind, []).append(anchor)
     if not near:
         return replace(result, warnings=(*result.warnings, *notes))
-    nearest = next(word for word in (SAME, BATCH, LAYOUT) if word in near)
+    nearest = next(word for word in (SAME, BATCH, LAYOUT, GPU) if word in near)
     chosen = near[nearest]
     log_factor = sum(anchor.log_factor for anchor in chosen) / len(chosen)
     carry = carried(log_factor, regime_of(chosen[0].predicted), regime)

@@ -22,7 +22,7 @@ from windtunnel.evidence.accuracy.run import run_validation
 from windtunnel.evidence.accuracy.score import _ranks, feasibility, memory_scores, ordering, score
 from windtunnel.faces.report.accuracy.views import accuracy_document
 from windtunnel.faces.report.draw.markdown import markdown_of
-from windtunnel.studies.measured_run.anchoring import SAME, SHARES
+from windtunnel.studies.measured_run.anchoring import SAME, WEIGHTS
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_anchor_takes_nine_tenths_of_a_common_factor_out_of_the_same_plan(run: A
     for before, after in zip(group[:2], found[:2], strict=True):  # of the band's half widths the share of the same plan
         for end in ("p5_s", "p95_s"):
             half_widths = [math.log(getattr(one, end) / one.step_time_s) for one in (before, after)]
-            assert half_widths[1] == pytest.approx(SHARES[SAME] * half_widths[0])
+            assert half_widths[1] == pytest.approx(math.sqrt(1 - WEIGHTS[SAME] ** 2) * half_widths[0])
 
 
 def test_anchor_keeps_precisions_and_models_apart_and_trusts_other_layouts_less(run: Any) -> None:

@@ -131,3 +131,11 @@ def test_the_gradient_norm_is_one_line_on_whichever_tier(result: Result) -> None
     file = io.StringIO()
     print_document(comparison_document(compare(on("out", moved), on("up", moved // 2))), Console(width=100, file=file))
     assert len([line for line in file.getvalue().splitlines() if line.startswith("exposed gradient norm ")]) == 1
+
+
+def test_a_run_that_was_moved_by_a_measured_one_is_named(request: pytest.FixtureRequest) -> None:
+    plain: Result = request.getfixturevalue("result")
+    moved = dataclasses.replace(plain, warnings=("anchored: my-run.yaml took 1.2 times what is predicted for it",))
+    for a, b, name in ((moved, plain, "A"), (plain, moved, "B")):
+        assert f"the same thing; {name} is moved by what a run measured" in compare(a, b).explanation
+    assert "the same thing." in compare(plain, plain).explanation

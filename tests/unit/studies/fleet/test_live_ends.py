@@ -149,3 +149,42 @@ def test_a_host_that_cannot_be_reached_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "PAUSE_S", 0.01)
     with pytest.raises(UserError, match="its agent does not answer"):
         Scheduler([LiveJob(0, "a", 0.0, 1, "true")], (1, 1), LastFirst(), tmp_path, hosts=hosts_of(("false", ""))).run()
+
+
+def test_a_journal_of_a_later_version_loses_no_job(tmp_path):
+    """Fields and kinds of entries that nobody knows here: what ran goes on, what ended stays, the rest begins."""
+    folder = tmp_path / "live"
+    names = ("runs", "ended", "died", "waits", "failed")
+    rows = "".join(
+        f"- {{job: {name}, submit_s: 0, gpus: 1, command: 'echo x >> $WINDTUNNEL_FOLDER/done; sleep 1'}}\n"
+        for name in names
+    )
+    (tmp_path / "jobs.yaml").write_text(rows)
+    pid = process.launch(folder / "runs", "1", "sleep 1; echo x >> $WINDTUNNEL_FOLDER/done", {})
+    begun = time.time() - 60
+    place = {"placement": [[0, 1]], "slots": [0], "spots": [], "slices": ["MIG-1"], "energy_j": 7.5}
+    entries = [
+        {"what": "begin", "origin": begun, "version": "9.9", "policy": {"name": "fifo"}},
+        {"what": "heartbeat", "at": 1.0},
+        *({"what": "start", "job": name, "attempt": 1, "at": 1.0, **place} for name in ("ended", "died", "failed")),
+        {"what": "end", "job": "ended", "at": 2.0, "status": 0, "energy_j": 9.0},
+        {"what": "death", "job": "died", "at": 2.0, "status": 1, "because": {"xid": 79}},
+        {"what": "failed", "job": "failed", "at": 2.0, "status": 1},
+        {"what": "start", "job": "runs", "attempt": 1, "at": 58.0, **place},
+        {"what": "checkpoint", "job": "runs", "at": 59.0, "step": 12},
+        {"what": "start", "job": "of another trace", "attempt": 1, "at": 59.0, **place, "placement": [[7, 1]]},
+    ]
+    journal = Journal(folder)
+    for entry in entries:
+        journal.write(**entry)
+    journal.close()
+    run = run_live(read_jobs(tmp_path / "jobs.yaml"), parse_site("gpu:1x2"), ["fifo"], folder)
+    rows = {row["job"]: (row["state"], row["starts"]) for row in run.jobs}
+    assert rows == {
+        "runs": ("completed", 1), "ended": ("completed", 1), "died": ("completed", 2), "waits": ("completed", 1),
+        "failed": ("failed", 1),
+    }  # fmt: skip
+    done = {name: (folder / name / "done").is_file() for name in names}
+    assert done == {"runs": True, "ended": False, "died": True, "waits": True, "failed": False}
+    assert all((folder / name / "done").read_text() == "x\n" for name in names if done[name])
+    assert process.birth_of(pid) is None

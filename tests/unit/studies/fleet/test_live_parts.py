@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -75,7 +77,7 @@ def test_slices_that_are_there_are_devices_by_their_names(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("policy", "part", "why"),
     [
-        ("fifo", "1g.10gb", "a live run cuts none: name slices"),
+        ("fifo", "1g.10gb", "give --cluster a100:1x2"),
         ("slurm", "0.5", "slurm gives live jobs whole ones"),
         ("gittins", "0.5", "gittins gives live jobs whole ones"),
         ("fifo", "7", "write a profile"),
@@ -101,3 +103,116 @@ def test_a_batch_job_that_did_not_complete_is_told(monkeypatch, tmp_path: Path, 
     monkeypatch.setattr(beside, "answer_beside", lambda question, folder: run)
     question = FleetBeside(jobs=str(tmp_path / "batch.yaml"), service=sys.executable)
     assert command_line.show_beside(question, Outputs(), out=tmp_path) == status
+
+
+SMI = """#!{python}
+import json, os, sys
+from pathlib import Path
+who = os.environ.get("WHO", "")
+state = Path({state!r} + who)
+words = sys.argv[1:]
+held = json.loads(state.read_text()) if state.exists() else dict(next=1, gpus={{}}, said=[])
+held["said"].append(" ".join(words))
+sizes = {{"1g.10gb": 1, "3g.40gb": 4, "7g.80gb": 8}}
+rc = 0
+if words == ["-L"]:
+    for gpu, slices in sorted(held["gpus"].items()):
+        print(f"GPU {{gpu}}: NVIDIA A100-SXM4-80GB (UUID: GPU-{{gpu}})")
+        for at, (number, name, start) in enumerate(slices):
+            print(f"  MIG {{name}}     Device  {{at}}: (UUID: MIG-{{gpu}}{{who}}-{{number}})")
+else:
+    gpu = held["gpus"].setdefault(words[2], [])
+    if "-cgi" in words:
+        name, start = words[words.index("-cgi") + 1].split(":")
+        start, size = int(start), sizes[name]
+        if any(begin < start + size and start < begin + sizes[other] for _, other, begin in gpu):
+            print("Unable to create a GPU instance: Insufficient Resources")
+            rc = 19
+        else:
+            gpu.append([held["next"], name, start])
+            held["next"] += 1
+    elif "-dgi" in words:
+        gpu[:] = [each for each in gpu if each[0] != int(words[words.index("-gi") + 1])]
+    elif "-lgi" in words:
+        if not gpu:
+            print("No GPU instances found: Not Found")
+            rc = 6
+        for number, name, start in gpu:
+            print(f"|   {{words[2]}}  MIG {{name}}     19     {{number:2}}      {{start}}:{{sizes[name]}}   |")
+state.write_text(json.dumps(held))
+sys.exit(rc)
+"""
+
+
+def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str = SMI) -> Path:
+    """A stand-in for nvidia-smi that keeps slices, and refuses those that overlap."""
+    (folder / "bin").mkdir(exist_ok=True)
+    tool, state = folder / "bin" / "nvidia-smi", folder / "smi.json"
+    tool.write_text(script.format(python=sys.executable, state=str(state)))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    return state
+
+
+@pytest.mark.parametrize("hosts", [(), ("env WHO=b", "")])
+def test_slices_are_cut_where_the_scheduler_places_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
+) -> None:
+    """Two large slices fill a GPU; a third and the pair have others; in the place of small ones a large one is cut."""
+    smi(tmp_path, monkeypatch)
+    rows = (
+        ("a", 0, 1, "3g.40gb", 1), ("b", 0, 1, "3g.40gb", 1), ("c", 0, 1, "3g.40gb", 1), ("d", 0, 2, "1g.10gb", 1),
+        ("e", 0.1, 2, "7g.80gb", 0.5),
+    )  # fmt: skip
+    path = trace(
+        tmp_path,
+        *(
+            f"job: {name}, submit_s: {at}, gpus: {gpus}, part: {part}, duration_s: {lasts}, "
+            f"command: '{TELLS}; sleep {lasts}'"
+            for name, at, gpus, part, lasts in rows
+        ),
+    )
+    run = run_live(
+        read_jobs(path), parse_site("a100:2x1" if hosts else "a100:1x2"), ["fifo"], tmp_path / "live", 0.0, hosts
+    )
+    assert all(row["state"] == "completed" for row in run.jobs)
+    told = {name: (tmp_path / "live" / name / "told").read_text().split() for name in "abcde"}
+    names = [name for told_of in told.values() for name in told_of[1].split(",")]
+    assert len(set(names)) == len(names) == 7 - bool(hosts)  # there each half of the last job tells its own
+    assert all(len(words) == 2 for words in told.values())  # no share of threads
+    assert {name.split("-")[1] for name in told["e"][1].split(",")} <= ({"0", "0b"} if hosts else {"0", "1"})
+    held = [json.loads(each.read_text()) for each in tmp_path.glob("smi.json*")]
+    assert len(held) == 1 + bool(hosts)
+    assert not any(slices for each in held for slices in each["gpus"].values())
+
+
+def test_what_stands_in_the_way_of_slices_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = "job: a, submit_s: 0, gpus: 1, part: 1g.10gb, command: 'true'"
+    jobs, site = read_jobs(trace(tmp_path, row)), parse_site("a100:1x1")
+    state = smi(tmp_path, monkeypatch)
+    state.write_text(json.dumps({"next": 5, "gpus": {"0": [[4, "1g.10gb", 3]]}, "said": []}))
+    with pytest.raises(UserError, match="GPU 0 has 1 slices that this run did not cut"):
+        run_live(jobs, site, ["fifo"], tmp_path / "one")
+    assert json.loads(state.read_text())["gpus"] == {"0": [[4, "1g.10gb", 3]]}
+    smi(tmp_path, monkeypatch, "#!/bin/sh\necho No MIG-enabled devices found.\n")
+    with pytest.raises(UserError, match=r"MIG is turned on by `nvidia-smi -i GPU -mig 1`"):
+        run_live(jobs, site, ["fifo"], tmp_path / "two")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"does not run .*a live cut of MIG needs it"):
+        run_live(jobs, site, ["fifo"], tmp_path / "three")
+    both = read_jobs(trace(tmp_path, row, "job: b, submit_s: 0, gpus: 1, command: 'true'"))
+    with pytest.raises(UserError, match="b asks for whole GPUs beside jobs of slices"):
+        run_live(both, site, ["fifo"], tmp_path / "four")
+
+
+def test_a_scheduler_that_was_killed_clears_its_slices_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had cut lies there; the next cuts in the same place, and leaves none."""
+    state = smi(tmp_path, monkeypatch)
+    row = "job: a, submit_s: 0, gpus: 1, part: 7g.80gb, command: 'true'"
+    jobs, site = read_jobs(trace(tmp_path, row)), parse_site("a100:1x1")
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "journal.jsonl").write_text(json.dumps({"what": "begin", "origin": 0.0}) + "\n")
+    state.write_text(json.dumps({"next": 5, "gpus": {"0": [[4, "1g.10gb", 3]]}, "said": []}))
+    (job,) = run_live(jobs, site, ["fifo"], tmp_path / "live").jobs
+    assert job["state"] == "completed"
+    assert json.loads(state.read_text())["gpus"] == {"0": []}

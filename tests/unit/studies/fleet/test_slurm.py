@@ -15,6 +15,7 @@ from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.studies.fleet.clock.clock import Clock
 from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.clock.work import Rigid
+from windtunnel.studies.fleet.emit import slurm_files
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.slurm.cluster import Association
@@ -177,6 +178,49 @@ def test_limits_of_a_qos_hold_and_block_nobody(tmp_path: Path) -> None:
     assert run_table(tmp_path, jobs).start_s.tolist() == [0, 0, 10]
 
 
+OF_A_JOB = "Name|MaxTRES|MaxTRESPerNode|MinTRES\nlow|gres/gpu=16|gres/gpu=4|\nhigh|||gres/gpu=4\nplain|||\n"
+OF_ACCOUNTS = "Account|ParentName|User|Share|MaxTRES|MaxTRESPerNode\nroot|||1||\na|root||1|gres/gpu=8|gres/gpu=6\n"
+OF_ACCOUNTS += "a||ann|1|gres/gpu=24|\na||abe|1||\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("17,ann,a,wide,low,", "asks gres/gpu=17, and MaxTRES of QOS low is 16: Slurm lets it wait (QOSMaxGRESPerJob)"),
+        ("16,ann,a,wide,low,4", ""),  # 16 is above the account's 8: the first limit that is set holds
+        ("6,ann,a,wide,low,", "a node, and MaxTRESPerNode of QOS low is 4: Slurm lets it wait (QOSMaxGRESPerNode)"),
+        ("9,ann,a,wide,low,2", ""),  # 4.5 a node, a fraction left off
+        ("3,ann,a,wide,high,", "gres/gpu=3, and MinTRES of QOS high is 4: Slurm lets it wait (QOSMinGRES)"),
+        ("24,ann,a,wide,plain,4", ""),  # the user's own before the account's
+        ("25,ann,a,wide,plain,5", "MaxTRES of association a ann is 24: Slurm lets it wait (AssocMaxGRESPerJob)"),
+        ("9,abe,a,wide,plain,2", "MaxTRES of association a is 8"),
+        ("8,abe,a,wide,plain,1", "asks gres/gpu=8 a node, and MaxTRESPerNode of association a is 6"),
+        ("9,who,b,wide,none,", ""),
+    ],
+)
+def test_what_a_job_by_itself_may_ask_is_held_to(row: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("job,submit_s,duration_s,gpus,user,account,queue,qos,nodes\nj,0,10," + row)
+    for name, text in (("slurm.conf", CONF), ("qos.txt", OF_A_JOB), ("assoc.txt", OF_ACCOUNTS)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "site.yaml").write_text("slurm: [slurm.conf, qos.txt, assoc.txt]\n")
+    site = parse_site(str(tmp_path / "site.yaml"))
+    outcome = simulate(read_jobs(tmp_path / "jobs.csv"), site, "slurm", Options())
+    assert why in outcome.why.get(0, "")
+    assert bool(outcome.why) == bool(why)
+    (tmp_path / "slurm.conf").write_text(CONF.replace("=limits,qos", "=associations"))
+    free = simulate(read_jobs(tmp_path / "jobs.csv"), parse_site(str(tmp_path / "site.yaml")), "slurm", Options())
+    assert not free.why
+    files = slurm_files(site.slurm_cluster, site)
+    (tmp_path / "out").mkdir()
+    for name, text in files.items():
+        (tmp_path / "out" / name).write_text(text)
+    again = read_cluster([tmp_path / "out" / name for name in files if name.endswith((".txt", ".conf"))])
+    assert {name: each.limits for name, each in again.qos.items()} == {
+        name: each.limits for name, each in site.slurm_cluster.qos.items()
+    }
+    assert again.associations == site.slurm_cluster.associations
+
+
 def test_a_requeued_job_loses_what_it_did_and_waits(tmp_path: Path) -> None:
     rows = "low,0,16,30,60,ann,a,wide,low\nmore,0,16,40,60,ann,a,wide,high\nhigh,10,16,20,60,bob,b,wide,high\n"
     outcome = run_table(tmp_path, rows)
@@ -252,3 +296,18 @@ def test_policies_that_pay_no_heed_to_priorities_are_named(tmp_path: Path) -> No
     path.write_text("job,submit_s,gpus,duration_s,priority\na,0,8,10,1\nb,1,8,10,2\n")
     question = Fleet(trace=str(path), cluster="gpu:1x8", policy="fifo,slurm,srtf")
     assert answer(question).warnings == ("fifo, srtf pay no heed to the priorities of the log",)
+
+
+def test_limits_that_do_not_hold_and_a_policy_that_is_not_slurm_are_said(tmp_path: Path) -> None:
+    site_of(tmp_path, CONF.replace("=limits,qos", "=associations"))
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job,submit_s,start_s,gpus,duration_s,qos\na,0,0,32,10,low\nb,1,10,8,10,low\n")
+    question = Fleet(trace=str(trace), cluster=str(tmp_path / "site.yaml"))
+    plain = answer(question)
+    assert plain.notes[0] == "--cluster has Slurm's files: --policy slurm does what they say, fifo does not"
+    assert not any("do not hold" in line for line in plain.warnings)
+    changed = answer(replace(question, policy="slurm", change=("slurm.settings.depth=9",)))
+    assert [line.partition(":")[0] for line in changed.warnings] == ["limits of QOS and associations do not hold"]
+    assert sum("is nearest to the log" in note for note in changed.notes) == 1
+    held = answer(replace(question, policy="slurm", change=("slurm.limits_hold=true",)))
+    assert not any(line.startswith("changed: limits") for line in held.warnings)

@@ -16,6 +16,7 @@ from windtunnel.physics.model import load_model
 from windtunnel.questions import read
 from windtunnel.studies.measured_run.anchoring import (
     BATCH,
+    GPU,
     LAYOUT,
     OTHER,
     SAME,
@@ -27,16 +28,18 @@ from windtunnel.studies.predict import answer
 
 PLAN = {"tp": 2, "global_batch": 64, "seq_len": 4096}
 STEP = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": PLAN}
-BASE = Regime(("m", "h100"), (2, 1), (1, "none"), 16)
+BASE = Regime(("m",), "h100", (2, 1), (1, "none"), 16)
 
 
 @pytest.mark.parametrize(
     ("other", "near"),
     [
-        (Regime(("m", "h100"), (2, 1), (1, "none"), 64), SAME),
-        (Regime(("m", "h100"), (2, 1), (2, "none"), 16), BATCH),
-        (Regime(("m", "h100"), (4, 1), (1, "none"), 16), LAYOUT),
-        (Regime(("m", "b200"), (2, 1), (1, "none"), 16), OTHER),
+        (Regime(("m",), "h100", (2, 1), (1, "none"), 64), SAME),
+        (Regime(("m",), "h100", (2, 1), (2, "none"), 16), BATCH),
+        (Regime(("m",), "h100", (4, 1), (1, "none"), 16), LAYOUT),
+        (Regime(("m",), "b200", (2, 1), (1, "none"), 16), GPU),
+        (Regime(("m",), "b200", (2, 1), (2, "none"), 16), OTHER),
+        (Regime(("n",), "h100", (2, 1), (1, "none"), 16), OTHER),
     ],
 )
 def test_nearness(other: Regime, near: str) -> None:
@@ -45,13 +48,13 @@ def test_nearness(other: Regime, near: str) -> None:
 
 @given(st.floats(-1.0, 1.0))
 def test_a_factor_is_carried_less_the_farther(log_factor: float) -> None:
-    others = [Regime(("m", "h100"), (2, 1), (1, "none"), 64), Regime(("m", "h100"), (4, 1), (1, "none"), 16)]
-    others.append(Regime(("m", "b200"), (2, 1), (1, "none"), 16))
+    others = [Regime(("m",), "h100", (2, 1), (1, "none"), 64), Regime(("m",), "h100", (4, 1), (1, "none"), 16)]
+    others.append(Regime(("m",), "b200", (2, 1), (2, "none"), 16))
     moved = [abs(math.log(carried(log_factor, BASE, one).factor)) for one in (BASE, *others)]
     assert moved[0] == pytest.approx(abs(log_factor))
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] == 0.0
-    one_gpu = Regime(("m", "h100"), (2, 1), (1, "none"), 1)
+    one_gpu = Regime(("m",), "h100", (2, 1), (1, "none"), 1)
     assert carried(log_factor, one_gpu, BASE).factor == 1.0
 
 
@@ -78,14 +81,22 @@ def test_the_run_itself_is_predicted_as_it_was_measured(tmp_path: Path) -> None:
     assert "--anchor" in found.reproduce
 
 
-def test_another_scale_moves_by_nine_tenths_and_another_gpu_not_at_all(tmp_path: Path) -> None:
+def test_another_scale_moves_by_nine_tenths_and_another_gpu_by_a_quarter(tmp_path: Path) -> None:
     path = anchor(tmp_path, 1.2 * answer(read(STEP)).step_time_s)
     larger = {**STEP, "cluster": "h100-sxm:64", "plan": {**PLAN, "global_batch": 256}}
     bare, found = answer(read(larger)), answer(read({**larger, "anchor": [path]}))
     assert found.step_time_s == pytest.approx(1.2**0.9 * bare.step_time_s)
     other = {**STEP, "cluster": "b200:16"}
-    assert answer(read({**other, "anchor": [path]})).step_time_ns == answer(read(other)).step_time_ns
-    assert "not used" in answer(read({**other, "anchor": [path]})).warnings[-1]
+    bare, found = answer(read(other)), answer(read({**other, "anchor": [path]}))
+    assert found.step_time_s == pytest.approx(1.2**0.25 * bare.step_time_s)
+    width, before = (math.log(one.step_time_p95_ns / one.step_time_p5_ns) for one in (found, bare))
+    assert width == pytest.approx(math.sqrt(1 - 0.25**2) * before)
+    assert "as other GPU, as 1.047" in found.warnings[-1]
+    for further in ({"seq_len": 8192}, {"tp": 4}, {"lora_rank": 8}):
+        asked = {**other, "plan": {**PLAN, **further}}
+        found = answer(read({**asked, "anchor": [path]}))
+        assert found.step_time_ns == answer(read(asked)).step_time_ns
+        assert "it is of another GPU and plan" in found.warnings[-1]
 
 
 @pytest.mark.parametrize(

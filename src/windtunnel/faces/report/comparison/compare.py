@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -150,7 +151,8 @@ def _refuse_own_files(words: Sequence[str], traces: Sequence[str], root: Path) -
         raise UserError(f"{files[0]} is no run: {text}")
     asked = f"{(launch or ['LAUNCH_FILE'])[0]} --cluster GPU:{gpus}"
     if runs and not launch:
-        asked = load(runs[0], root).reproduce.removeprefix("windtunnel predict ")
+        told = load(runs[0], root).reproduce.removeprefix("windtunnel predict ")
+        asked = re.sub(r" --anchor (?:'[^']*'|\S+)", "", told)  # diagnose measures, and takes no anchor
     measured = [f"--log {shlex.quote(word)}" for word in n_gpus] + [f"--trace {shlex.quote(word)}" for word in traces]
     raise UserError(f"{files[0]} is no run; what answers is `windtunnel diagnose {asked} {' '.join(measured)}`")
 
@@ -284,7 +286,11 @@ def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple
         rest = f" and {len(spec) - 3} more" if len(spec) > 3 else ""
         sentences.append(f"Asked differently: {', '.join(differences)}{rest}.")
     else:
-        sentences.append("Both were asked for the same thing.")
+        moved = [
+            name for name, run in (("A", a), ("B", b)) if any(line.startswith("anchored") for line in run.warnings)
+        ]
+        by = f"; {moved[0]} is moved by what a run measured (--anchor)" if len(moved) == 1 else ""
+        sentences.append(f"Both were asked for the same thing{by}.")
     return sentences
 
 

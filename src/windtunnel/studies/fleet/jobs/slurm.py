@@ -249,6 +249,7 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "account": last.cells["Account"],
         "billing": _tres(last, "billing"),
         "cpus": _tres(last, "cpu"),
+        "nodes": last.cells["NNodes"] if last.cells["NNodes"].isdecimal() else None,
         "log_state": state,
         "log_restarts": restarts,
         "cluster": last.cells["Cluster"],

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live import mig, process
 
 TRIES, PAUSE_S = 5, 0.2
 Found = tuple[int, int]  # process number, start time; -1: never born
@@ -50,6 +50,10 @@ class Host:
         """End it and all that it started."""
         if identity[1] >= 0:
             process.stop(*identity)
+
+    def slices(self, what: str, *words: object) -> str:
+        """A function of `mig.py` there, and what it says."""
+        return getattr(mig, what)(*words) or ""
 
 
 class RemoteHost(Host):
@@ -84,6 +88,10 @@ class RemoteHost(Host):
         """See `Host`."""
         self._ask("stop", *identity)
 
+    def slices(self, what: str, *words: object) -> str:
+        """See `Host`."""
+        return str(self._ask("slices", what, *words))
+
     def close(self) -> None:
         """The agent ends."""
         if self._agent is not None and self._agent.stdin is not None:
@@ -105,6 +113,8 @@ class RemoteHost(Host):
                 questions.flush()
                 if line := answers.readline():
                     answer: object = json.loads(line)
+                    if isinstance(answer, dict):
+                        raise UserError(f"--host {self.words!r}: {answer['error']}")
                     return answer
             except BrokenPipeError:
                 pass
@@ -126,10 +136,13 @@ def main() -> None:
     for line in sys.stdin:
         what, *rest = json.loads(line)
         process.reap()
-        if what not in ("launch", "find", "alive", "status", "stop"):
+        if what not in ("launch", "find", "alive", "status", "stop", "slices"):
             raise SystemExit(f"an agent does not know {what}")
-        arguments = [rest] if what in ("alive", "stop") else [Path(rest[0]), *rest[1:]]
-        answer = getattr(here, what)(*arguments)
+        arguments = [rest] if what in ("alive", "stop") else rest if what == "slices" else [Path(rest[0]), *rest[1:]]
+        try:
+            answer = getattr(here, what)(*arguments)
+        except UserError as error:
+            answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
 
 

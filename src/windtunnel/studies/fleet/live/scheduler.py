@@ -36,6 +36,7 @@ class LiveJob:
     command: str
     duration_s: float | None = None
     part: Part | None = None  # of each of its GPUs
+    profile: str = ""  # of MIG, where that is what the part is
     placement: Placement = EMPTY  # as the policy counts: in units where some job asks for a part
     spots: tuple[Spot, ...] = ()
     slots: tuple[int, ...] = ()  # of this machine, numbered through all nodes
@@ -83,6 +84,7 @@ class Scheduler:
                 if self._is_due(changed):
                     changed = self._decide(journal)
                 time.sleep(POLL_S)
+            self._each_gpu("clear")
         finally:
             journal.close()
             for host in self.hosts:
@@ -118,6 +120,7 @@ class Scheduler:
     def _recover(self, journal: Journal) -> None:
         entries = journal.entries()
         if not entries:
+            self._each_gpu("begin")
             self.origin = time.time()
             journal.write(what="begin", origin=self.origin)
             return
@@ -225,6 +228,7 @@ class Scheduler:
             job.slots = free_slots(self.nodes, gpus, [other.slots for other in others])
         else:
             job.slots = slots_of_parts(self.nodes, job, others)
+        names = self._cut(job) if job.profile else dict[int, list[str]]()
         job.placement = placement
         job.since_s = self._now()
         job.start_s = job.since_s if job.start_s is None else job.start_s
@@ -242,12 +246,31 @@ class Scheduler:
                 "WINDTUNNEL_ATTEMPT": str(job.attempt),
                 "WINDTUNNEL_NODES": str(len(hosts)),
                 "WINDTUNNEL_NODE": str(rank),
-                "CUDA_VISIBLE_DEVICES": ",".join(self._names(here, 0 if len(self.hosts) == 1 else first)),
+                "CUDA_VISIBLE_DEVICES": ",".join(
+                    names.get(host) or self._names(here, 0 if len(self.hosts) == 1 else first)
+                ),
             }
-            if job.part is not None:
+            if job.part is not None and not job.profile:
                 environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{job.part.units * 100 / UNITS:g}"
             folder, name = self.folder / job.name, self._name(job, host)
             job.parts[host] = self.hosts[host].launch(folder, name, job.command, environment)
+
+    def _cut(self, job: LiveJob) -> dict[int, list[str]]:
+        """The names of its slices, cut now, by host."""
+        names: dict[int, list[str]] = {}
+        assert job.part is not None
+        for slot, (node, _, start) in zip(job.slots, job.spots, strict=True):
+            host, first = (0, 0) if len(self.hosts) == 1 else (node, sum(self.nodes[:node]))
+            name = self.hosts[host].slices("cut", slot - first, job.profile, start, job.part.size)
+            names.setdefault(host, []).append(name)
+        return names
+
+    def _each_gpu(self, what: str) -> None:
+        """Slices begin or end, where there are any."""
+        for node, count in enumerate(self.nodes if any(job.profile for job in self.jobs) else ()):
+            host, first = (0, sum(self.nodes[:node])) if len(self.hosts) == 1 else (node, 0)
+            for gpu in range(count):
+                self.hosts[host].slices(what, first + gpu)
 
     def _names(self, slots: Sequence[int], first: int) -> list[str]:
         return [self.devices[first + slot] if self.devices else str(slot) for slot in slots]

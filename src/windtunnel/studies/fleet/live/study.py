@@ -62,14 +62,17 @@ def run_live(
         raise SpecError(
             "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
         )
-    parts = parts_of(jobs, site)
+    parts, texts = parts_of(jobs, site), jobs.columns.get("part", [""] * len(jobs))
     knows = POLICIES[names[0]].parts and names[0] != "slurm"
     for at, part in enumerate(parts):
         why = part
         if isinstance(part, Part):
             obstacle = "" if knows else f"{names[0]} gives live jobs whole ones"
-            obstacle = "a live run cuts none: name slices as `devices` of the cluster" if part.slices else obstacle
+            if part.slices and (site.gpu == "gpu" or site.devices):
+                obstacle = "slices are cut of GPUs by their name: give --cluster a100:1x2, without `devices`"
             why = obstacle and f"asks for {jobs.columns['part'][at]} of a GPU, and {obstacle}"
+        elif part is None and any(isinstance(other, Part) and other.slices for other in parts):
+            why = "asks for whole GPUs beside jobs of slices, and MIG is on or off: give it the largest profile"
         if isinstance(why, str) and why:
             raise UserError(f"{jobs.where(at)}: {jobs.name[at]} {why}")
     unit = UNITS if any(parts) else 1
@@ -82,6 +85,7 @@ def run_live(
             commands[at],
             None if math.isnan(jobs.duration_s[at]) else float(jobs.duration_s[at]),
             part if isinstance(part, Part) else None,
+            texts[at].split("+")[0].removesuffix("-me") if isinstance(part, Part) and part.slices else "",
         )
         for at, part in enumerate(parts)
     ]

@@ -10,7 +10,7 @@ PREEMPT_OFF, REQUEUE, CANCEL, SUSPEND = "OFF", "REQUEUE", "CANCEL", "SUSPEND"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """GPUs and jobs that may run at once; None: no limit. Of all, of each user, of each account, of a job."""
+    """GPUs and jobs that may run at once; None: no limit. Of all, of each user, of each account; what a job may ask."""
 
     gpus: int | None = None
     jobs: int | None = None
@@ -19,6 +19,8 @@ class Limits:
     account_gpus: int | None = None
     account_jobs: int | None = None
     job_gpus: int | None = None
+    node_gpus: int | None = None  # of a job on each of its nodes, in the mean
+    least_gpus: int | None = None  # of a job
     of: Mapping[str, Limits] = field(default_factory=dict, hash=False)  # of slices by profile, of `shard` and `mps`
 
 
@@ -105,6 +107,16 @@ class Cluster:
     exempt_s: float = 0.0
     names: tuple[str, ...] = ()  # of the nodes
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
+
+    @property
+    def limits(self) -> list[Limits]:
+        """Of all QOS and associations."""
+        return [*(qos.limits for qos in self.qos.values()), *(each.limits for each in self.associations)]
+
+    @property
+    def limits_idle(self) -> bool:
+        """Whether limits are told, and none of them holds."""
+        return not self.limits_hold and any(limits != Limits() for limits in self.limits)
 
     def partition(self, names: str) -> Partition | None:
         """The partition of a job's log: the first that is known of several; None where there is none."""

@@ -54,9 +54,12 @@ PARAMETERS = {
     "bf_min_age_reserve": ("reserved_after_s", 1.0),
     "default_queue_depth": ("main_depth", 1.0),
 }
-ASSOC_TRES = {"gpus": ("GrpTRES",), "job_gpus": ("MaxTRES", "MaxTRESPerJob")}
+ASSOC_TRES = {
+    "gpus": ("GrpTRES",), "job_gpus": ("MaxTRES", "MaxTRESPerJob"), "node_gpus": ("MaxTRESPerNode", "MaxTRESPN"),
+}  # fmt: skip
 QOS_TRES = {
     **ASSOC_TRES, "user_gpus": ("MaxTRESPU", "MaxTRESPerUser"), "account_gpus": ("MaxTRESPA", "MaxTRESPerAccount"),
+    "least_gpus": ("MinTRES", "MinTRESPerJob"),
 }  # fmt: skip
 FLAGS = {"defer": "deferred", "bf_one_resv_per_job": ""}
 Asked = tuple[str, str, int]  # gpu, shard or mps, its type, how many

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
@@ -77,7 +77,9 @@ class Rules:
         """What a job counts against."""
         if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
             return []
-        owner, budgets, counts = job.owner, list[Held](), self._tres(job)
+        need = self.need(job)
+        count = need if isinstance(need, int) else need[1]
+        owner, budgets, counts = job.owner, list[Held](), tres_of(job.part, count, self.cluster)
 
         def add(prefix: str, limits: Limits, count: int = counts.get("gpu", 0)) -> None:
             for name, gpus, jobs in (
@@ -119,22 +121,6 @@ class Rules:
         """What a job asks for: GPUs, or parts and how many."""
         return job.gpus // self.unit if job.part is None else (job.part, job.gpus // job.part.units)
 
-    @cached_property
-    def _profiles(self) -> dict[Part, str]:
-        return {part: name for name, part in profiles_of(self.cluster.gpu).items()}
-
-    def _tres(self, job: Running) -> dict[str, int]:
-        """What a job counts of gres/gpu, of which a slice is one, of slices of its profile, and of shard and mps."""
-        part, need = job.part, self.need(job)
-        if isinstance(need, int) or part is None:
-            return {"gpu": job.gpus // self.unit}
-        if part.slices:
-            return {"gpu": need[1], self._profiles[part]: need[1]}
-        return {
-            "shard": round(part.units * self.cluster.shares / UNITS) * need[1],
-            "mps": round(part.units * 100 / UNITS) * need[1],
-        }
-
     def nodes_of(self, job: Running, whole: int) -> int:
         """Units of all that it may be given, as bits."""
         partition = self.cluster.partition(job.queue)
@@ -152,3 +138,20 @@ class Rules:
         if limit_s is not None:
             return round(min(limit_s, most_s) * NS)
         return job.left_ns + (job.moment.ns - job.placed_ns if job.placement else 0)
+
+
+def tres_of(part: Part | None, count: int, cluster: Cluster) -> dict[str, int]:
+    """What a job counts of gres/gpu, of which a slice is one, of slices of its profile, and of shard and mps."""
+    if part is None:
+        return {"gpu": count}
+    if part.slices:
+        return {"gpu": count, _profiles(cluster.gpu)[part]: count}
+    return {
+        "shard": round(part.units * cluster.shares / UNITS) * count,
+        "mps": round(part.units * 100 / UNITS) * count,
+    }
+
+
+@cache
+def _profiles(gpu: str) -> dict[Part, str]:
+    return {part: name for name, part in profiles_of(gpu).items()}
