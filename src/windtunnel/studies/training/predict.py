@@ -311,7 +311,7 @@ def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:
     )
 
 
-def _width(distances: Sequence[tuple[str, float, bool]]) -> float:
+def _width(distances: Sequence[tuple[str, float, str]]) -> float:
     return sum(sigma**2 for _, sigma, _ in distances)
 
 

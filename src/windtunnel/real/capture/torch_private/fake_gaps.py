@@ -99,7 +99,7 @@ def parameters_by_their_class() -> Replacements:
     def new(cls: type, *args: object, **kwargs: bool) -> torch.Tensor:
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
             return torch.nn.Parameter(args[0], kwargs.get("requires_grad", True))
-        return otherwise(cls, *args, **kwargs)  # type: ignore[arg-type]
+        return otherwise(cls, *args, **kwargs)
 
     return Replacements((FakeTensor, "__new__", staticmethod(new)))
 
