@@ -57,18 +57,21 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in layout.model.distinct_layers())
         off = seen.get("mixture_error", seen["error"]) if experts else seen["error"]
         words = f"runs like it that informed nothing were off by {off:.0%}" if off >= WORTH_SAYING else ""
+        software = layout.habits.title + (f" ({release_name(plan.release)})" if named else "")
+        like = f"no run of {software} on {gpu.generation}"
         yield Distance(words, off, "own" if named and seen["projects"] == 1 else "like")
         if not named:
-            yield Distance("no release of which a run was measured is named", rules["release"])
+            which = f"no run of {plan.release} was measured" if plan.release else "its release is not given (--release)"
+            yield Distance(f"releases of {layout.habits.title} differ, and {which}", rules["release"])
         if plan.precision not in seen["precisions"]:
-            yield Distance(f"no run like it in {plan.precision} was measured", rules["precision"])
+            yield Distance(f"{like} in {plan.precision} was measured", rules["precision"])
         more = math.log2(layout.cluster.n_gpus / seen["gpus"])
         if more > 0.0:
-            yield Distance(f"no run like it on more than {seen['gpus']:,} GPUs was measured", rules["doubling"] * more)
+            yield Distance(f"{like} on more than {seen['gpus']:,} GPUs was measured", rules["doubling"] * more)
         if plan.ep > 1 and not seen["mixtures"]:
-            yield Distance("no run like it with experts over several ranks was measured", rules["mixture"])
+            yield Distance(f"{like} with experts over several ranks was measured", rules["mixture"])
         if plan.lora_rank and not seen["adapters"]:
-            yield Distance("no run like it with adapters was measured", rules["adapters"])
+            yield Distance(f"{like} with adapters was measured", rules["adapters"])
     if mixers := unseen_mixers(layout.model):
         yield Distance(f"no run with {' and '.join(mixers)} layers informed the constants", UNSEEN_MIXERS)
     if layout.model.derived:
