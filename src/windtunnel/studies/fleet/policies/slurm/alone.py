@@ -7,8 +7,10 @@ job_reason_codes; `slurm_box.py`'s Slurm 22.05 decides so. Not known: the flag O
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.clock.decision import Owner
 from windtunnel.studies.fleet.clock.on_clock import owners_of
 from windtunnel.studies.fleet.jobs.trace import Jobs
@@ -34,6 +36,9 @@ def never_allowed(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[in
             continue
         count = int(jobs.gpus[at])
         spread = count if part is not None and not part.slices else 1 if part else -(-count // site.per_node)
+        if math.isinf(told[at]):
+            remedy = "give the number of its nodes, or leave it out"
+            raise SpecError(f"nodes of {jobs.name[at]}", jobs.columns["nodes"][at], remedy, jobs.where(at))
         nodes = max(int(told[at]) if told[at] > 0 else spread, 1)
         key = (owner.qos, owner.account, owner.user, queue, part, count, nodes)
         if key not in known:
