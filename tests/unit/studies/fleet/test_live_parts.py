@@ -233,6 +233,23 @@ def test_only_slices_that_a_run_cut_are_destroyed(tmp_path: Path, monkeypatch: p
         assert json.loads(state.read_text())["gpus"] == {"0": slices}
 
 
+def test_a_cut_that_failed_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are in the way; what they cut in that place once the run has ended is theirs."""
+    state = smi(tmp_path, monkeypatch)
+    rows = (
+        "job: a, submit_s: 0, gpus: 1, part: 1g.10gb, command: 'true'",
+        "job: b, submit_s: 1, gpus: 1, part: 7g.80gb, command: 'true'",
+    )
+    jobs, site = read_jobs(trace(tmp_path, *rows)), parse_site("a100:1x1")
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "journal.jsonl").write_text(json.dumps({"what": "begin", "origin": 0.0}) + "\n")
+    for slices in ([[8, "3g.40gb", 0]], [[9, "7g.80gb", 0]]):
+        state.write_text(json.dumps({"next": 10, "gpus": {"0": slices}, "said": []}))
+        with pytest.raises(UserError, match=r"Insufficient Resources$"):
+            run_live(jobs, site, ["fifo"], tmp_path / "live")
+        assert [each for each in json.loads(state.read_text())["gpus"]["0"] if each in slices] == slices
+
+
 @pytest.mark.parametrize("hosts", [(), ("env WHO=b", "")])
 def test_a_slice_in_use_at_the_end_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hosts: tuple[str, ...]
@@ -249,8 +266,8 @@ def test_a_slice_in_use_at_the_end_is_a_warning(
     shown = capsys.readouterr()
     assert "completed" in shown.out
     said = " ".join((shown.out + shown.err).split())
-    for gpu in ("GPU 0", "GPU 0 of node 1" if hosts else "GPU 1"):
-        assert f"the slice at 0 of {gpu} is not cleared" in said
+    for place in ("node 0, GPU 0", "node 1, GPU 0" if hosts else "GPU 1"):
+        assert f"{place}, place 0 (" in said
     assert "-dci` failed: In use): free it" in said
     assert "MIG is turned on" not in said
     smi(tmp_path, monkeypatch)

@@ -20,25 +20,22 @@ DEVICE = re.compile(r"\(UUID: (MIG-[^)]+)\)")
 
 def begin(gpu: int) -> None:
     """Raises UserError where a GPU has slices already, or MIG is off."""
-    if found := _instances(gpu):
-        remedy = (
-            f"`nvidia-smi mig -i {gpu} -dci; nvidia-smi mig -i {gpu} -dgi` destroys them, or name them as `devices`"
-        )
+    if found := INSTANCE.findall(instances(gpu)):
+        remedy = f"`nvidia-smi mig -i {gpu} -dci`, then `-dgi`, destroys them, or name them as `devices`"
         raise UserError(f"GPU {gpu} has {len(found)} slices that this run did not cut: {remedy}")
 
 
-def numbers(gpu: int) -> str:
-    """Of the slices that there are."""
-    return " ".join(number for number, _, _ in _instances(gpu))
+def instances(gpu: int) -> str:
+    """What nvidia-smi lists of them."""
+    return _ask("mig", "-i", str(gpu), "-lgi", none="No GPU instances found")
 
 
 def clear(gpu: int, start: int, size: int, *others: int) -> None:
     """Destroy the slice of a place, but for those that were there before it was cut."""
-    for number, *place in _instances(gpu):
+    for number, *place in INSTANCE.findall(instances(gpu)):
         if place == [str(start), str(size)] and int(number) not in others:
-            on = ("mig", "-i", str(gpu), "-gi", number)
-            _ask(*on, "-dci", none="No compute instances found")
-            _ask(*on, "-dgi")
+            _ask("mig", "-i", str(gpu), "-gi", number, "-dci", none="No compute instances found")
+            _ask("mig", "-i", str(gpu), "-gi", number, "-dgi")
 
 
 def cut(gpu: int, profile: str, start: int) -> str:
@@ -49,11 +46,6 @@ def cut(gpu: int, profile: str, start: int) -> str:
     if len(new) != 1:
         raise UserError(f"GPU {gpu}: `nvidia-smi -L` has {len(new)} new slices after {profile} was cut")
     return new[0]
-
-
-def _instances(gpu: int) -> list[tuple[str, str, str]]:
-    """Number, place and size of each slice."""
-    return INSTANCE.findall(_ask("mig", "-i", str(gpu), "-lgi", none="No GPU instances found"))
 
 
 def _ask(*words: str, none: str = "") -> str:

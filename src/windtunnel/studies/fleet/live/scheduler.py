@@ -17,7 +17,7 @@ from pathlib import Path
 
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, Spot, kept_or_placed
-from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live import mig, process
 from windtunnel.studies.fleet.live.host import Found, Host, RemoteHost
 from windtunnel.studies.fleet.live.journal import Journal
 from windtunnel.studies.fleet.parts.profile import UNITS, Part
@@ -91,8 +91,8 @@ class Scheduler:
                 try:
                     self._clear(journal, cut)
                 except UserError as error:  # the jobs are done: their answer is not lost for it
-                    what = f"the slice at {cut[2]} of GPU {cut[1]}{f' of node {cut[0]}' if cut[0] else ''}"
-                    self.warnings.append(f"{what} is not cleared ({error}): free it, and give the same command again")
+                    where = f"node {cut[0]}, GPU {cut[1]}, place {cut[2]}"
+                    self.warnings.append(f"a slice stays, {where} ({error}): free it, and give the same command again")
         finally:
             journal.close()
             for host in self.hosts:
@@ -277,10 +277,15 @@ class Scheduler:
             for each in tuple(self.cuts):
                 if each[:2] == [host, gpu] and each[2] < start + size and start < each[2] + each[3]:
                     self._clear(journal, each)
-            cut = [host, gpu, start, size, *map(int, self.hosts[host].slices("numbers", gpu).split())]
+            others = mig.INSTANCE.findall(self.hosts[host].slices("instances", gpu))
+            cut = [host, gpu, start, size, *(int(number) for number, _, _ in others)]
             journal.write(what="cut", cut=cut)  # before it is there: nobody else would know whose it is
             self.cuts.append(cut)
-            names.setdefault(host, []).append(self.hosts[host].slices("cut", gpu, job.profile, start))
+            try:
+                names.setdefault(host, []).append(self.hosts[host].slices("cut", gpu, job.profile, start))
+            except UserError:
+                self._clear(journal, cut)  # or what others cut there later would be taken for it
+                raise
         return names
 
     def _clear(self, journal: Journal, cut: list[int]) -> None:

@@ -7,7 +7,6 @@ job_reason_codes; `slurm_box.py`'s Slurm 22.05 decides so. Not known: the flag O
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from windtunnel.errors import SpecError
@@ -36,7 +35,7 @@ def never_allowed(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[in
             continue
         count = int(jobs.gpus[at])
         spread = count if part is not None and not part.slices else 1 if part else -(-count // site.per_node)
-        if math.isinf(told[at]):
+        if told[at] > 1e9:
             remedy = "give the number of its nodes, or leave it out"
             raise SpecError(f"nodes of {jobs.name[at]}", jobs.columns["nodes"][at], remedy, jobs.where(at))
         nodes = max(int(told[at]) if told[at] > 0 else spread, 1)
