@@ -75,18 +75,24 @@ def test_slices_that_are_there_are_devices_by_their_names(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("policy", "part", "why"),
+    ("policy", "part", "why", "cluster"),
     [
-        ("fifo", "1g.10gb", "give --cluster a100:1x2"),
-        ("slurm", "0.5", "slurm gives live jobs whole ones"),
-        ("gittins", "0.5", "gittins gives live jobs whole ones"),
-        ("fifo", "7", "write a profile"),
+        ("fifo", "1g.10gb", "give --cluster a100:1x2", "gpu:1x2"),
+        ("slurm", "0.5", "slurm gives live jobs whole ones", "gpu:1x2"),
+        ("gittins", "0.5", "gittins gives live jobs whole ones", "gpu:1x2"),
+        ("fifo", "7", "write a profile", "gpu:1x2"),
+        *(
+            ("fifo", f"1g.10gb{engines}", "no slice with media engines: give part: 1g.10gb$", "a100:1x2")
+            for engines in (".me", "+me", "+me.all", ".me.all")
+        ),
     ],
 )
-def test_what_a_live_run_cannot_give_is_one_line(tmp_path: Path, policy: str, part: str, why: str) -> None:
+def test_what_a_live_run_cannot_give_is_one_line(
+    tmp_path: Path, policy: str, part: str, why: str, cluster: str
+) -> None:
     path = trace(tmp_path, f"job: notebook, submit_s: 0, gpus: 1, part: {part}, duration_s: 1, command: 'true'")
     with pytest.raises(UserError, match=f"notebook asks for .*{why}"):
-        run_live(read_jobs(path), parse_site("gpu:1x2"), [policy], tmp_path / "live")
+        run_live(read_jobs(path), parse_site(cluster), [policy], tmp_path / "live")
 
 
 @pytest.mark.parametrize(("command", "status"), [("true", 0), ("exit 3", 1)])
@@ -205,14 +211,66 @@ def test_what_stands_in_the_way_of_slices_is_one_line(tmp_path: Path, monkeypatc
         run_live(both, site, ["fifo"], tmp_path / "four")
 
 
-def test_a_scheduler_that_was_killed_clears_its_slices_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had cut lies there; the next cuts in the same place, and leaves none."""
+def test_only_slices_that_a_run_cut_are_destroyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a scheduler that was killed the next clears slices away and cuts in their place; others' stay, whenever."""
+    state, journal = smi(tmp_path, monkeypatch), tmp_path / "live" / "journal.jsonl"
+    jobs = read_jobs(trace(tmp_path, "job: a, submit_s: 0, gpus: 1, part: 3g.40gb, command: 'true'"))
+    journal.parent.mkdir()
+    # Cut: two, and before the second (at 6) somebody else's at 2 was there; the third was not cut any more.
+    entries = [{"what": "begin", "origin": 0.0}]
+    entries += [{"what": "cut", "cut": cut} for cut in ([0, 0, 3, 1], [0, 0, 6, 1, 4, 7], [0, 0, 2, 1, 4, 7, 8])]
+    journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    there = [[4, "1g.10gb", 3], [7, "1g.10gb", 2], [8, "1g.10gb", 6]]
+    state.write_text(json.dumps({"next": 9, "gpus": {"0": there}, "said": []}))
+    (job,) = run_live(jobs, parse_site("a100:1x1"), ["fifo"], tmp_path / "live").jobs
+    assert job["state"] == "completed"
+    held = json.loads(state.read_text())
+    assert held["gpus"] == {"0": [[7, "1g.10gb", 2]]}
+    assert "mig -i 0 -cgi 3g.40gb:4 -C" in held["said"]
+    for slices in ([[9, "3g.40gb", 4]], [[4, "1g.10gb", 3], [9, "1g.10gb", 6]]):  # cut by others since
+        state.write_text(json.dumps({"next": 10, "gpus": {"0": slices}, "said": []}))
+        run_live(jobs, parse_site("a100:1x1"), ["fifo"], tmp_path / "live")
+        assert json.loads(state.read_text())["gpus"] == {"0": slices}
+
+
+def test_a_cut_that_failed_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are in the way; what they cut in that place once the run has ended is theirs."""
     state = smi(tmp_path, monkeypatch)
-    row = "job: a, submit_s: 0, gpus: 1, part: 7g.80gb, command: 'true'"
-    jobs, site = read_jobs(trace(tmp_path, row)), parse_site("a100:1x1")
+    rows = (
+        "job: a, submit_s: 0, gpus: 1, part: 1g.10gb, command: 'true'",
+        "job: b, submit_s: 1, gpus: 1, part: 7g.80gb, command: 'true'",
+    )
+    jobs, site = read_jobs(trace(tmp_path, *rows)), parse_site("a100:1x1")
     (tmp_path / "live").mkdir()
     (tmp_path / "live" / "journal.jsonl").write_text(json.dumps({"what": "begin", "origin": 0.0}) + "\n")
-    state.write_text(json.dumps({"next": 5, "gpus": {"0": [[4, "1g.10gb", 3]]}, "said": []}))
-    (job,) = run_live(jobs, site, ["fifo"], tmp_path / "live").jobs
-    assert job["state"] == "completed"
-    assert json.loads(state.read_text())["gpus"] == {"0": []}
+    for slices in ([[8, "3g.40gb", 0]], [[9, "7g.80gb", 0]]):
+        state.write_text(json.dumps({"next": 10, "gpus": {"0": slices}, "said": []}))
+        with pytest.raises(UserError, match=r"Insufficient Resources$"):
+            run_live(jobs, site, ["fifo"], tmp_path / "live")
+        assert [each for each in json.loads(state.read_text())["gpus"]["0"] if each in slices] == slices
+
+
+@pytest.mark.parametrize("hosts", [(), ("env WHO=b", "")])
+def test_a_slice_in_use_at_the_end_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hosts: tuple[str, ...]
+) -> None:
+    """What cannot be destroyed is named beside the answer; the same command again destroys it."""
+    in_use = SMI.replace(
+        '    if "-cgi"', '    if "-dci" in words:\n        print(\'In use\')\n        rc = 19\n    if "-cgi"'
+    )
+    state = smi(tmp_path, monkeypatch, in_use)
+    path = trace(tmp_path, "job: a, submit_s: 0, gpus: 2, part: 7g.80gb, command: 'true'")
+    cluster = "a100:2x1" if hosts else "a100:1x2"
+    question = FleetLive(trace=str(path), cluster=cluster, policy="fifo", host=hosts)
+    assert command_line.show_live(question, Outputs(), out=tmp_path / "live") == 0
+    shown = capsys.readouterr()
+    assert "completed" in shown.out
+    said = " ".join((shown.out + shown.err).split())
+    for place in ("node 0, GPU 0", "node 1, GPU 0" if hosts else "GPU 1"):
+        assert f"{place}, place 0 (" in said
+    assert "-dci` failed: In use): free it" in said
+    assert "MIG is turned on" not in said
+    smi(tmp_path, monkeypatch)
+    assert not run_live(read_jobs(path), parse_site(cluster), ["fifo"], tmp_path / "live", 0.0, hosts).warnings
+    held = [json.loads(each.read_text()) for each in state.parent.glob("smi.json*")]
+    assert not any(slices for each in held for slices in each["gpus"].values())

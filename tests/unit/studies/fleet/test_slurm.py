@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, SpecError
 from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.studies.fleet.clock.clock import Clock
 from windtunnel.studies.fleet.clock.running import NS, Running
@@ -219,6 +219,17 @@ def test_what_a_job_by_itself_may_ask_is_held_to(row: str, why: str, tmp_path: P
         name: each.limits for name, each in site.slurm_cluster.qos.items()
     }
     assert again.associations == site.slurm_cluster.associations
+
+
+@pytest.mark.parametrize("nodes", ["inf", "1e400"])
+def test_endless_nodes_of_a_job_are_one_line(nodes: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(f"job,submit_s,duration_s,gpus,qos,nodes\nj,0,10,4,low,{nodes}\n")
+    for name, text in (("slurm.conf", CONF), ("qos.txt", OF_A_JOB)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "site.yaml").write_text("slurm: [slurm.conf, qos.txt]\n")
+    site = parse_site(str(tmp_path / "site.yaml"))
+    with pytest.raises(SpecError, match=rf"jobs.csv line 2: nodes of j = '{nodes}': give the number of its nodes"):
+        simulate(read_jobs(tmp_path / "jobs.csv"), site, "slurm", Options())
 
 
 def test_a_requeued_job_loses_what_it_did_and_waits(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windtunnel.errors import UserError
 from windtunnel.studies.fleet.clock.decision import EMPTY, JobView, Placement, Policy, Snapshot, Spot, kept_or_placed
-from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live import mig, process
 from windtunnel.studies.fleet.live.host import Found, Host, RemoteHost
 from windtunnel.studies.fleet.live.journal import Journal
 from windtunnel.studies.fleet.parts.profile import UNITS, Part
@@ -72,6 +73,8 @@ class Scheduler:
     wake_s: float | None = None
     round: int = -1  # of a policy that is asked at intervals, the last
     seen: set[int] = field(default_factory=set)
+    cuts: list[list[int]] = field(default_factory=list)  # host, GPU, start, size, numbers of slices that were there
+    warnings: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         """Until every job has ended or failed for good."""
@@ -84,7 +87,12 @@ class Scheduler:
                 if self._is_due(changed):
                     changed = self._decide(journal)
                 time.sleep(POLL_S)
-            self._each_gpu("clear")
+            for cut in tuple(self.cuts):
+                try:
+                    self._clear(journal, cut)
+                except UserError as error:  # the jobs are done: their answer is not lost for it
+                    where = f"node {cut[0]}, GPU {cut[1]}, place {cut[2]}"
+                    self.warnings.append(f"a slice stays, {where} ({error}): free it, and give the same command again")
         finally:
             journal.close()
             for host in self.hosts:
@@ -120,13 +128,17 @@ class Scheduler:
     def _recover(self, journal: Journal) -> None:
         entries = journal.entries()
         if not entries:
-            self._each_gpu("begin")
+            self._begin_slices()
             self.origin = time.time()
             journal.write(what="begin", origin=self.origin)
             return
         self.origin = float(entries[0]["origin"])
         by_name = {job.name: job for job in self.jobs}
         for entry in entries[1:]:
+            if entry["what"] == "cut":
+                self.cuts.append(entry["cut"])
+            elif entry["what"] == "cleared":
+                self.cuts.remove(entry["cut"])
             job = by_name.get(entry.get("job", ""))
             if job is None:
                 continue
@@ -228,7 +240,7 @@ class Scheduler:
             job.slots = free_slots(self.nodes, gpus, [other.slots for other in others])
         else:
             job.slots = slots_of_parts(self.nodes, job, others)
-        names = self._cut(job) if job.profile else dict[int, list[str]]()
+        names = self._cut(journal, job) if job.profile else dict[int, list[str]]()
         job.placement = placement
         job.since_s = self._now()
         job.start_s = job.since_s if job.start_s is None else job.start_s
@@ -255,22 +267,42 @@ class Scheduler:
             folder, name = self.folder / job.name, self._name(job, host)
             job.parts[host] = self.hosts[host].launch(folder, name, job.command, environment)
 
-    def _cut(self, job: LiveJob) -> dict[int, list[str]]:
+    def _cut(self, journal: Journal, job: LiveJob) -> dict[int, list[str]]:
         """The names of its slices, cut now, by host."""
         names: dict[int, list[str]] = {}
         assert job.part is not None
         for slot, (node, _, start) in zip(job.slots, job.spots, strict=True):
             host, first = (0, 0) if len(self.hosts) == 1 else (node, sum(self.nodes[:node]))
-            name = self.hosts[host].slices("cut", slot - first, job.profile, start, job.part.size)
-            names.setdefault(host, []).append(name)
+            gpu, size = slot - first, job.part.size
+            for each in tuple(self.cuts):
+                if each[:2] == [host, gpu] and each[2] < start + size and start < each[2] + each[3]:
+                    self._clear(journal, each)
+            others = mig.INSTANCE.findall(self.hosts[host].slices("instances", gpu))
+            cut = [host, gpu, start, size, *(int(number) for number, _, _ in others)]
+            journal.write(what="cut", cut=cut)  # before it is there: nobody else would know whose it is
+            self.cuts.append(cut)
+            try:
+                names.setdefault(host, []).append(self.hosts[host].slices("cut", gpu, job.profile, start))
+            except UserError:
+                self._clear(journal, cut)  # or what others cut there later would be taken for it
+                raise
         return names
 
-    def _each_gpu(self, what: str) -> None:
-        """Slices begin or end, where there are any."""
+    def _clear(self, journal: Journal, cut: list[int]) -> None:
+        """Destroy a slice that was cut here."""
+        host, *words = cut
+        if host >= len(self.hosts):
+            raise UserError("its node has no --host now")
+        self.hosts[host].slices("clear", *words)
+        journal.write(what="cleared", cut=cut)
+        self.cuts.remove(cut)
+
+    def _begin_slices(self) -> None:
+        """Raises UserError where GPUs that are to be cut have slices, or MIG is off."""
         for node, count in enumerate(self.nodes if any(job.profile for job in self.jobs) else ()):
             host, first = (0, sum(self.nodes[:node])) if len(self.hosts) == 1 else (node, 0)
             for gpu in range(count):
-                self.hosts[host].slices(what, first + gpu)
+                self.hosts[host].slices("begin", first + gpu)
 
     def _names(self, slots: Sequence[int], first: int) -> list[str]:
         return [self.devices[first + slot] if self.devices else str(slot) for slot in slots]

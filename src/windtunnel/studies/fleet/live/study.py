@@ -36,10 +36,9 @@ class LiveRun(Answer):
     jct_mean_s: float | None
     simulated_jct_mean_s: float | None
     jobs: tuple[Row, ...]
+    warnings: Sequence[str] = ()
 
-    def to_dict(self) -> dict[str, object]:
-        """The run as JSON-able data."""
-        return {**vars(self), "jobs": list(self.jobs)}
+    JSON_LEAVES_OUT = ("warnings",)
 
 
 def run_live(
@@ -63,11 +62,14 @@ def run_live(
             "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
         )
     parts, texts = parts_of(jobs, site), jobs.columns.get("part", [""] * len(jobs))
+    plain = [text.removesuffix("-me") for text in texts]  # what is without media engines may have them
     knows = POLICIES[names[0]].parts and names[0] != "slurm"
     for at, part in enumerate(parts):
         why = part
         if isinstance(part, Part):
             obstacle = "" if knows else f"{names[0]} gives live jobs whole ones"
+            if part.slices and not plain[at].endswith("b"):  # one a GPU at most, which no policy knows
+                obstacle = f"a live run cuts no slice with media engines: give part: {plain[at].partition('b')[0]}b"
             if part.slices and (site.gpu == "gpu" or site.devices):
                 obstacle = "slices are cut of GPUs by their name: give --cluster a100:1x2, without `devices`"
             why = obstacle and f"asks for {jobs.columns['part'][at]} of a GPU, and {obstacle}"
@@ -85,7 +87,7 @@ def run_live(
             commands[at],
             None if math.isnan(jobs.duration_s[at]) else float(jobs.duration_s[at]),
             part if isinstance(part, Part) else None,
-            texts[at].split("+")[0].removesuffix("-me") if isinstance(part, Part) and part.slices else "",
+            plain[at] if isinstance(part, Part) and part.slices else "",
         )
         for at, part in enumerate(parts)
     ]
@@ -108,7 +110,8 @@ def run_live(
     def policy() -> Policy:
         return POLICIES[names[0]].make_policy(replace(site, per_node=site.per_node * unit, unit=unit), Options())
 
-    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts), site.devices, unit).run()
+    scheduler = Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts), site.devices, unit)
+    scheduler.run()
     simulated: dict[int, float] = {}
     if all(job.duration_s is not None for job in live_jobs):
         running = [
@@ -137,7 +140,7 @@ def run_live(
     ]
     # Of the jobs that completed, real and simulated alike: what failed has no completion time.
     whole = [row for row in rows if row["state"] == "completed"]
-    return LiveRun(names[0], _mean(whole, "jct_s"), _mean(whole, "simulated_jct_s"), tuple(rows))
+    return LiveRun(names[0], _mean(whole, "jct_s"), _mean(whole, "simulated_jct_s"), tuple(rows), scheduler.warnings)
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.clock.decision import Owner
 from windtunnel.studies.fleet.clock.on_clock import owners_of
 from windtunnel.studies.fleet.jobs.trace import Jobs
@@ -34,6 +35,9 @@ def never_allowed(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[in
             continue
         count = int(jobs.gpus[at])
         spread = count if part is not None and not part.slices else 1 if part else -(-count // site.per_node)
+        if told[at] > 1e9:
+            remedy = "give the number of its nodes, or leave it out"
+            raise SpecError(f"nodes of {jobs.name[at]}", jobs.columns["nodes"][at], remedy, jobs.where(at))
         nodes = max(int(told[at]) if told[at] > 0 else spread, 1)
         key = (owner.qos, owner.account, owner.user, queue, part, count, nodes)
         if key not in known:
