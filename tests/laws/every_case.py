@@ -17,14 +17,19 @@ def over(name: str, cases: Iterable[Any], label: Callable[[Any], str] = str) -> 
         def over_all(**fixtures: Any) -> None:
             assert kept, "no cases"
             wrong: dict[str, BaseException] = {}
+            skipped: list[str] = []
             for case in kept:
                 try:
                     check(**{name: case}, **fixtures)
+                except pytest.skip.Exception as reason:
+                    skipped.append(f"{label(case)}: {reason}")
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"{name}: {label(case)}")
                     wrong[label(case)] = error
             if wrong:
                 raise BaseExceptionGroup(f"{len(wrong)} of {len(kept)}: {', '.join(wrong)}", [*wrong.values()])
+            if len(skipped) == len(kept):
+                pytest.skip("; ".join(skipped))
 
         shown = signature(check)
         left = [parameter for parameter in shown.parameters.values() if parameter.name != name]

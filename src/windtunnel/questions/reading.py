@@ -151,7 +151,8 @@ def _spec_error(error: ValidationError, kind: type, where: str | None) -> SpecEr
         if members or field is None:
             return SpecError(path, None, f"give {members}" if members else "it is needed", where)
         flag = field.about.flag or field.name.replace("_", "-")
-        return SpecError(path, None, f"it is needed: add --{flag}, or {field.name}: in a file", where)
+        remedy = f"{field.name}: in it" if where else f"--{flag}, or {field.name}: in a file"
+        return SpecError(path, None, f"it is needed: add {remedy}", where)
     return SpecError(path, first["input"], str(cause) if isinstance(cause, ValueError) else remedy_of(first), where)
 
 

@@ -59,7 +59,11 @@ def _own(value: float, places: Sequence[tuple[str, int]]) -> _Trial:
     remedy = "Ranks with other data part here and wait for ever: reduce the value among the ranks first"
     lines = [f"{path}:{line}" for path, line in places]
     return _Trial(
-        {"own": value, "own_lines": lines}, "data", "comes from its own data alone", f"where it is {value:g}", remedy
+        {"own": value, "own_lines": lines},
+        "data",
+        "comes from its own data alone",
+        "where it is large" if value > 1.0 else "where it is next to nothing",
+        remedy,
     )
 
 

@@ -10,7 +10,7 @@
                        precision, or another plan on another GPU: a factor belongs to a regime, not to a site
 
 Weights as `validation/anchoring.py` finds them on published runs, predicted by a fit without their own source: mean
-errors of the same plan fall from 5.1 to 2.4 %; carried in full, a factor makes other plans worse. Plans that differ in
+errors of the same plan fall from 4.9 to 2.3 %; carried in full, a factor makes other plans worse. Plans that differ in
 `overlap_*` alone count as the same: no published pair differs in nothing else.
 """
 

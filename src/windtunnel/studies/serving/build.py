@@ -25,6 +25,9 @@ from windtunnel.studies.serving.step_time.denoising import Denoising
 from windtunnel.studies.serving.step_time.layers import Layers
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S, Prices, StepTimes
 
+DENSE_LAUNCHES = (
+    0.26  # of a layer with experts: vLLM's launches of a dense layer on Hopper, of SGLang's of DeepSeek-V3's
+)
 UNMEASURED_BAND = 0.5  # log half-width of step times on a GPU that nobody timed; as far as roofline was off elsewhere
 
 
@@ -153,6 +156,8 @@ def engine_of(
     generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
     blackwell = generation.startswith("blackwell")  # Ultra too
     routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
+    if not routed:
+        used = replace(used, prompt_layer_s=used.prompt_layer_s * DENSE_LAUNCHES)
     # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
     borrowed = routed and prices is None and blackwell and "fp8" in deployment.routed
     slices, groups = deployment.expert_sizes

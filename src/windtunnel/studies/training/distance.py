@@ -61,7 +61,11 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         like = f"no run of {software} on {gpu.generation}"
         yield Distance(words, off, "own" if named and seen["projects"] == 1 else "like")
         if not named:
-            which = f"no run of {plan.release} was measured" if plan.release else "its release is not given (--release)"
+            names = [name for name in read_calibration("seen.yaml") if name.startswith(f"{plan.framework} ")]
+            stated = (
+                f"of {release_name(plan.release)} no run was measured" if plan.release else "none is given (--release)"
+            )
+            which = stated if names else "no measured run says of which it is"
             yield Distance(f"releases of {layout.habits.title} differ, and {which}", rules["release"])
         if plan.precision not in seen["precisions"]:
             yield Distance(f"{like} in {plan.precision} was measured", rules["precision"])

@@ -51,6 +51,7 @@ def run(text: str, folder: Path, most: int = 1000) -> Loop:
         conditions._rounds_of,
         conditions._calls_of,
         conditions._ends_of,
+        conditions._leaves_of,
     ):
         known.cache_clear()  # another script of the same name
 
@@ -104,6 +105,8 @@ def test_rounds_that_may_be_left_by_some_ranks_are_named(tmp_path: Path) -> None
     body = "x = [1] * 9\nwhile True:\n    try:\n        x.pop()\n    except IndexError:\n        break\n    ended()\n"
     left = "for k in range(2):\n    if len(x) > k:\n        continue\n    if k == 7:\n        break\n    ended()\n"
     says = "leaves a round: whether it does on some ranks alone was not seen"
+    inner = "for k in range(2):\n    for p in [1, None]:\n        if p is None:\n            continue\n    ended()\n"
+    assert not any(says in text for text in run(inner, tmp_path).unseen(2))  # a loop within the step
     assert run(body, tmp_path).unseen(20) == [f"train.py:5: `except IndexError` {says}"]
     (other := tmp_path / "other").mkdir()
     assert run(f"x = []\n{left}", other).unseen(20)[1:] == [f"train.py:3: `if len(x) > k` {says}"]

@@ -238,6 +238,30 @@ def test_an_optimizer_written_by_hand_makes_steps_of_all_its_micro_batches() -> 
     assert recorder.program.facts["parameters"] == sum(p.numel() for p in model.parameters())
 
 
+def test_a_wrapper_of_an_optimizer_that_is_no_whole_optimizer_itself_steps_by_the_one_it_holds() -> None:
+    model = decoder()
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner  # and nothing of the class above
+
+        def step(self, closure: None = None) -> None:
+            self.inner.step()
+
+    def job(device: str) -> None:
+        optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(3):
+            tokens = batch()
+            loss_of(model(tokens), tokens).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.999)
+            optimizer.step()
+            model.zero_grad()
+
+    assert recorded(job).steps == 3
+
+
 def test_on_step_may_end_the_script() -> None:
     class Enough(BaseException):
         pass

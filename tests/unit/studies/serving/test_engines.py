@@ -13,6 +13,7 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.questions import ask
 from windtunnel.studies.serving import Deployment, engine_of, load_engine
+from windtunnel.studies.serving.build import DENSE_LAUNCHES
 from windtunnel.studies.serving.engines.profile import FRONT_END_S, engine_names
 from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token, memory_of, weight_bytes
 from windtunnel.studies.serving.run import sources_of
@@ -81,6 +82,9 @@ def test_sglang_launches_prompts_kernel_by_kernel_until_pieces_are_captured(rele
     engine = engine_of(load_model("qwen3-235b-a22b"), parse_cluster("b200-sxm:8"), deployment)
     seconds = engine.times.mixed(0, 0, [(16, 0)], 1) / TICKS_PER_S
     assert least <= seconds < least + 0.03
+    dense = engine_of(load_model("llama-3.1-8b"), parse_cluster("b200-sxm:8"), deployment)
+    own = 32 / 94 * DENSE_LAUNCHES * least  # a dense layer has fewer kernels
+    assert own <= dense.times.mixed(0, 0, [(16, 0)], 1) / TICKS_PER_S < own + 0.01
 
 
 @pytest.mark.parametrize(

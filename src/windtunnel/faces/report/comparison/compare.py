@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -151,8 +150,9 @@ def _refuse_own_files(words: Sequence[str], traces: Sequence[str], root: Path) -
         raise UserError(f"{files[0]} is no run: {text}")
     asked = f"{(launch or ['LAUNCH_FILE'])[0]} --cluster GPU:{gpus}"
     if runs and not launch:
-        told = load(runs[0], root).reproduce.removeprefix("windtunnel predict ")
-        asked = re.sub(r" --anchor (?:'[^']*'|\S+)", "", told)  # diagnose measures, and takes no anchor
+        asked_with = shlex.split(load(runs[0], root).reproduce.removeprefix("windtunnel predict "))
+        pairs = zip(["", *asked_with], asked_with, strict=False)  # diagnose measures, and takes no anchor
+        asked = shlex.join(word for before, word in pairs if "--anchor" not in (before, word))
     measured = [f"--log {shlex.quote(word)}" for word in n_gpus] + [f"--trace {shlex.quote(word)}" for word in traces]
     raise UserError(f"{files[0]} is no run; what answers is `windtunnel diagnose {asked} {' '.join(measured)}`")
 

@@ -206,7 +206,10 @@ class Recorder:
             return None
         sizes = {id(p): local_part(p).numel() for p in parameters}
         optimizers = [value for value in gc.get_objects() if issubclass(type(value), torch.optim.Optimizer)]
-        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        groups = [
+            group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())
+        ]  # a wrapper has none
+        stepped = {id(p) for group in groups for p in group["params"]}
         self._has_optimizer = not stepped.isdisjoint(sizes)
         if self._has_optimizer:  # it has not stepped yet
             return None

@@ -129,16 +129,18 @@ def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
 
 
 @cache
-def _leaves_of(path: str) -> dict[tuple[str, int], list[tuple[int, str]]]:
-    """Where functions of a file leave a round of a loop by tests or errors that no `Condition` is: (line, what)."""
+def _leaves_of(path: str) -> dict[tuple[str, int], list[tuple[Round, int, str]]]:
+    """Where functions of a file leave rounds by tests or errors that no `Condition` is: innermost loop, line, what."""
     tree = tree_of(path)
-    leaves: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    leaves: dict[tuple[str, int], list[tuple[Round, int, str]]] = {}
     for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
         if isinstance(node, ast.If | ast.ExceptHandler) and isinstance(node.body[-1], ast.Continue | ast.Break):
             test = node.test if isinstance(node, ast.If) else node.type
             if isinstance(node, ast.ExceptHandler) or not _conditions(node.test, function, is_end=True):
                 what = "if" if isinstance(node, ast.If) else "except"
-                leaves.setdefault(function, []).append((node.lineno, f"{what} {ast.unparse(test) if test else ''}"))
+                for loop in [part for part in _rounds_of(path).get(function, ()) if node.lineno in part][-1:]:
+                    text = f"{what} {ast.unparse(test) if test else ''}"
+                    leaves.setdefault(function, []).append((loop, node.lineno, text))
     return leaves
 
 
@@ -284,8 +286,8 @@ class Loop:
                         ends = _ends_of(code.co_filename).get((here, part.line), ())
                         counts = [count for end in ends if (count := _count(end, frame)) > 0]
                         self.lengths[name, part.line, part.text] = min([length, *counts])
-                for line, text in _leaves_of(code.co_filename).get(here, ()) if rounds else ():
-                    if line in rounds[-1]:
+                for loop, line, text in _leaves_of(code.co_filename).get(here, ()) if rounds else ():
+                    if loop == rounds[-1]:
                         self._leaves[f"{name}:{line}: `{text.strip()}`"] = None
                 calls = _calls_of(code.co_filename).get(here, ())
                 called += [call for line, call in calls if not rounds or rounds[0].line <= line <= rounds[0].end]
