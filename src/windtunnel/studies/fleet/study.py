@@ -160,7 +160,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
     if not names:
         raise SpecError("--change", ", ".join(question.change), "what happened does not change: give a policy too")
     after = answer_as_it_is(replace(changed, policy=",".join(names)), executor, frontier=frontier)
-    told = (note for note in after.notes if NEAREST not in note)  # the log is of the cluster as it was
+    notes = (note for note in after.notes if NEAREST not in note)  # the log is of the cluster as it was
     return replace(
         before,
         figures=(*before.figures, *({**figure, "policy": f"{figure['policy']} {CHANGED}"} for figure in after.figures)),
@@ -174,7 +174,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
             )
         ),
         files=after.files,
-        notes=tuple(dict.fromkeys((*before.notes, f"{CHANGED}: {', '.join(question.change)}", *told))),
+        notes=tuple(dict.fromkeys((*before.notes, f"{CHANGED}: {', '.join(question.change)}", *notes))),
     )
 
 

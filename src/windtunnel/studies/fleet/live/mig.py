@@ -55,11 +55,11 @@ def _ask(*words: str, none: str = "") -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"`{' '.join(command)}` does not run ({error}): a live cut of MIG needs it") from None
-    said = " ".join((done.stdout + done.stderr).split())
-    if none and none in said:
+    answer = " ".join((done.stdout + done.stderr).split())
+    if none and none in answer:
         return ""
-    off = "No MIG-enabled devices found" in said
+    off = "No MIG-enabled devices found" in answer
     if done.returncode or off:
         remedy = "; MIG is turned on by `nvidia-smi -i GPU -mig 1`, as root" if off else ""
-        raise UserError(f"`{' '.join(command)}` failed: {said[:200] or f'status {done.returncode}'}{remedy}")
+        raise UserError(f"`{' '.join(command)}` failed: {answer[:200] or f'status {done.returncode}'}{remedy}")
     return done.stdout

@@ -28,17 +28,17 @@ def never_allowed(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[in
     if not cluster.limits_hold or all(getattr(row, name) is None for row in rows for name in LIMITS):
         return
     known: dict[tuple[object, ...], str] = {}
-    queues, told = jobs.columns.get("queue", [""] * len(jobs)), jobs.further("nodes")
+    queues, node_counts = jobs.columns.get("queue", [""] * len(jobs)), jobs.further("nodes")
     parts = parts_of(jobs, site) if "part" in jobs.columns else [None] * len(jobs)
     for at, (owner, queue, part) in enumerate(zip(owners_of(jobs), queues, parts, strict=True)):
         if isinstance(part, str):
             continue
         count = int(jobs.gpus[at])
         spread = count if part is not None and not part.slices else 1 if part else -(-count // site.per_node)
-        if told[at] > 1e9:
+        if node_counts[at] > 1e9:
             remedy = "give the number of its nodes, or leave it out"
             raise SpecError(f"nodes of {jobs.name[at]}", jobs.columns["nodes"][at], remedy, jobs.where(at))
-        nodes = max(int(told[at]) if told[at] > 0 else spread, 1)
+        nodes = max(int(node_counts[at]) if node_counts[at] > 0 else spread, 1)
         key = (owner.qos, owner.account, owner.user, queue, part, count, nodes)
         if key not in known:
             known[key] = _why(_levels(cluster, owner, queue), tres_of(part, count, cluster), nodes)
