@@ -25,9 +25,8 @@ from windtunnel.studies.serving.step_time.denoising import Denoising
 from windtunnel.studies.serving.step_time.layers import Layers
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S, Prices, StepTimes
 
-DENSE_LAUNCHES = (
-    0.26  # of a layer with experts: vLLM's launches of a dense layer on Hopper, of SGLang's of DeepSeek-V3's
-)
+# Launches of a dense layer over those of one with experts: vLLM's on Hopper (0.35 ms) over SGLang's of DeepSeek-V3.
+DENSE_LAUNCHES = 0.26
 UNMEASURED_BAND = 0.5  # log half-width of step times on a GPU that nobody timed; as far as roofline was off elsewhere
 
 

@@ -206,9 +206,8 @@ class Recorder:
             return None
         sizes = {id(p): local_part(p).numel() for p in parameters}
         optimizers = [value for value in gc.get_objects() if issubclass(type(value), torch.optim.Optimizer)]
-        groups = [
-            group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())
-        ]  # a wrapper has none
+        # One that wraps another may have no groups of its own.
+        groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
         stepped = {id(p) for group in groups for p in group["params"]}
         self._has_optimizer = not stepped.isdisjoint(sizes)
         if self._has_optimizer:  # it has not stepped yet

@@ -137,10 +137,9 @@ def _leaves_of(path: str) -> dict[tuple[str, int], list[tuple[Round, int, str]]]
         if isinstance(node, ast.If | ast.ExceptHandler) and isinstance(node.body[-1], ast.Continue | ast.Break):
             test = node.test if isinstance(node, ast.If) else node.type
             if isinstance(node, ast.ExceptHandler) or not _conditions(node.test, function, is_end=True):
-                what = "if" if isinstance(node, ast.If) else "except"
-                for loop in [part for part in _rounds_of(path).get(function, ()) if node.lineno in part][-1:]:
-                    text = f"{what} {ast.unparse(test) if test else ''}"
-                    leaves.setdefault(function, []).append((loop, node.lineno, text))
+                text = f"{'if' if isinstance(node, ast.If) else 'except'} {ast.unparse(test) if test else ''}"
+                around = [part for part in _rounds_of(path).get(function, ()) if node.lineno in part]
+                leaves.setdefault(function, []).extend((loop, node.lineno, text) for loop in around[-1:])
     return leaves
 
 

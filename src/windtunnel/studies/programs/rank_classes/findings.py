@@ -379,8 +379,8 @@ def _messages(group: GroupEntry, calls: Mapping[int, Sequence[CallEntry]], world
             gives = [c for c in calls[sender] if c.kind == "send" and c.place == there]
             takes = [c for c in calls[receiver] if c.kind == "recv" and c.place == place]
             for number, (give, take) in enumerate(zip(_by_tag(gives), _by_tag(takes), strict=False)):
-                controls = give.control + take.control  # pickled objects, whose sizes may differ
-                if (give.bytes, give.dtype) == (take.bytes, take.dtype) or controls > (give.dtype != take.dtype):
+                alike = give.dtype == take.dtype and (give.bytes == take.bytes or give.control or take.control)
+                if alike or (give.control and take.control):  # pickled objects, whose sizes may differ
                     continue
                 where = group.text(world)
                 text = (

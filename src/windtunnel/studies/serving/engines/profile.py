@@ -36,9 +36,8 @@ DEFAULTS_ON = "hopper"  # GPUs that all engines' defaults were fitted on: they n
 UNGRAPHED = "vllm-0.2"  # a release without captured graphs, whose launches were measured
 KIN = 2.5  # times by which memories of one kind differ: HBM from HBM, not from GDDR
 ELSEWHERE_BAND = 0.25  # log half-width for what a GPU changes of constants that were fitted on others
-FRONT_END_S = (
-    0.012  # HTTP, tokeniser, queues and client: between 5 and 40 ms of single requests on hosts of seven sources
-)
+# HTTP, tokeniser, queues and client: between 5 and 40 ms of single requests on hosts of seven sources.
+FRONT_END_S = 0.012
 NEWER_BAND = 0.35  # log half-width for what updates change: of a release newer than the newest that was calibrated
 
 
