@@ -104,6 +104,9 @@ def run(seed: int, out: Path, jobs: int) -> str:
 
     with ACCOUNTS:
         slurm("sacctmgr", "-i", "add", "cluster", f"box{seed}")
+        for words in workload.accounting:
+            if words[:2] == ("add", "qos"):  # partitions of slurm.conf may name them
+                slurm("sacctmgr", "-i", *words)
     children = []
     log = (folder / "log" / "out").open("w")
     try:

@@ -1,10 +1,14 @@
-"""Workloads for a Slurm of eight nodes of eight GPUs: five kinds of site, jobs of 2 to 45 s with limits of minutes."""
+"""Workloads for a Slurm of eight nodes of eight GPUs: six kinds of site, jobs of 2 to 45 s with limits of minutes.
+
+Seeds from 200 on are of the sixth, `layers`: limits of a partition's QOS, of a job's, of accounts and users at once.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
+LAYERS = 200
 KINDS = ("limits", "partitions", "qos", "preempt", "fair")
 USERS = ("games", "news", "uucp", "backup", "list", "irc")  # who are there on every Debian
 FAST = "bf_interval=1,bf_resolution=1,sched_min_interval=0,batch_sched_delay=0"
@@ -34,7 +38,7 @@ class Workload:
 def draw(seed: int, jobs: int) -> Workload:
     """The workload of a seed; its kind follows from the seed."""
     chance = random.Random(1000 + seed)
-    kind = KINDS[seed % len(KINDS)]
+    kind = KINDS[seed % len(KINDS)] if seed < LAYERS else "layers"
     lines = [f"SchedulerParameters={FAST}", "PriorityType=priority/multifactor"]
     accounts = ("vision", "nlp", "robots")
     shares = [chance.choice((1, 2, 4)) for _ in accounts] if kind == "fair" else [1] * 3
@@ -78,10 +82,29 @@ def draw(seed: int, jobs: int) -> Workload:
         lines += [f"PreemptMode={mode}"]
         words += [("add", "qos", "scavSEED", "priority=1"), ("add", "qos", "prodSEED", "priority=100")]
         words.append(("modify", "qos", "prodSEED", "set", "preempt=scavSEED"))
+    elif kind == "layers":
+        qos_names, partitions = ("plain", "over"), ("p", "capped")
+        lines += [ALL, "PartitionName=capped Nodes=n[1-8] MaxTime=INFINITE State=UP QOS=capSEED"]
+        lines += ["AccountingStorageEnforce=limits,qos", "PriorityWeightAge=300", "PriorityMaxAge=00:10:00"]
+        for name in ("plain", "over", "cap"):
+            words.append(("add", "qos", f"{name}SEED"))
+        most = {
+            "cap": (f"GrpTRES=gres/gpu={chance.choice((16, 24))}", f"MaxJobsPerUser={chance.choice((2, 3))}"),
+            "plain": (
+                f"GrpTRES=gres/gpu={chance.choice((24, 40))}", f"MaxTRESPerUser=gres/gpu={chance.choice((16, 24))}",
+            ),
+            "over": ("flags=OverPartQOS", f"MaxTRESPerAccount=gres/gpu={chance.choice((16, 32))}", "MaxJobsPerUser=4"),
+        }  # fmt: skip
+        words += [("modify", "qos", f"{name}SEED", "set", *limits) for name, limits in most.items()]
+        of = ("where", "cluster=CLUSTER", "set")
+        words.append(("modify", "account", accounts[0], *of, f"GrpTRES=gres/gpu={chance.choice((16, 24))}"))
+        words.append(("modify", "account", accounts[1], *of, f"GrpJobs={chance.choice((2, 4))}"))
+        words.append(("modify", "user", USERS[4], *of, f"MaxJobs={chance.choice((1, 2))}"))
     else:
         lines += [ALL, "PriorityWeightFairshare=10000", "PriorityWeightAge=500", "PriorityMaxAge=00:10:00"]
         lines += ["PriorityDecayHalfLife=00:05:00", "PriorityCalcPeriod=00:01:00"]
     words = [tuple(word.replace("SEED", str(seed)) for word in each) for each in words]
+    lines = [line.replace("SEED", str(seed)) for line in lines]
     if qos_names:
         names = ",".join(f"{name}{seed}" for name in qos_names)
         words += [("modify", "user", user, "where", "cluster=CLUSTER", "set", f"qos+={names}") for user in USERS]
@@ -101,7 +124,7 @@ def _jobs(chance: random.Random, seed: int, jobs: int, partitions: tuple[str, ..
             words += ["-N", "1", f"--gres=gpu:{chance.choice((1, 2, 4))}"]
         else:
             size = min(chance.choice((1, 1, 1, 2, 2, 4, 4, 6, 8)), most)
-            if qos and qos[0] == "low":
+            if qos and qos[0] in ("low", "plain"):
                 size = min(size, 2)  # what its limits let run
             words += ["-N", str(size), "--gres=gpu:8"]
         if qos:

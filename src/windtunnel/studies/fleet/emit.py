@@ -24,7 +24,7 @@ from windtunnel.studies.fleet.site import Site
 WEIGHTS = {"size": "JobSize", "association": "Assoc", "qos": "QOS"}
 QOS = (
     "Name|Priority|GraceTime|Preempt|PreemptMode|GrpTRES|GrpJobs|MaxTRES|MaxTRESPerNode|MinTRES|MaxTRESPU|MaxJobsPU"
-    "|MaxTRESPA|MaxJobsPA"
+    "|MaxTRESPA|MaxJobsPA|Flags"
 )
 ASSOC = "Account|ParentName|User|Share|Priority|GrpTRES|GrpJobs|MaxTRES|MaxTRESPerNode|MaxJobs"
 
@@ -186,6 +186,7 @@ def _qos(each: Qos) -> str:
         limits.user_jobs,
         _tres(limits, "account_gpus"),
         limits.account_jobs,
+        "OverPartQOS" if each.first else "",
     )
     return _row(row)
 

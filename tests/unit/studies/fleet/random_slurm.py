@@ -30,7 +30,7 @@ def draw(seed: int, count: int) -> tuple[Slurm, int, list[Running]]:
     qos = {
         "low": Qos("low", 1, Limits(gpus=chance.choice((None, 4 * nodes // 2)), user_jobs=2)),
         "mid": Qos("mid", 10, Limits(user_gpus=chance.choice((None, 6)), account_jobs=3)),
-        "": Qos("", 5),
+        "": Qos("", 5, first=seed % 3 == 0, limits=Limits(user_gpus=chance.choice((None, 8)))),
     }
     people = [("a", "ann"), ("a", "abe"), ("b", "bob")]
     associations = (

@@ -221,6 +221,47 @@ def test_what_a_job_by_itself_may_ask_is_held_to(row: str, why: str, tmp_path: P
     assert again.associations == site.slurm_cluster.associations
 
 
+LAYERS = CONF.replace("MaxTime=00:10:00", "MaxTime=00:10:00 QOS=cap") + "PartitionName=open Nodes=ALL\n"
+OF_LAYERS = """\
+Name|Flags|GrpTRES|MaxJobsPU|MaxTRESPA
+cap||gres/gpu=8|3|
+plain||gres/gpu=12||
+over|DenyOnLimit,OverPartQOS|gres/gpu=12|1|
+free||||gres/gpu=20
+"""
+UNDER_LAYERS = (
+    "Account|ParentName|User|Share|GrpTRES|MaxJobs\nroot|||1||\na|root||1|gres/gpu=16|\na||ann|1||2\na||abe|1||\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "together"),
+    [
+        (["4,ann,fast,plain"] * 3, 2),  # 8 of the partition's QOS, though the job's has 12
+        (["4,ann,fast,over", "4,abe,fast,over"] * 2, 2),  # with its flag the job's own, one of a user: not 3
+        (["4,ann,fast,over", "4,abe,fast,free", "4,abe,fast,free"], 2),  # its 4 count against the partition's 8
+        (["4,ann,fast,free", "4,ann,open,plain", "4,ann,open,plain", "4,ann,open,plain"], 2),  # MaxJobs of ann is 2
+        (["1,ann,fast,free"] * 4, 3),  # 3 jobs of a user by the QOS: the association's 2 gives way
+        (["5,abe,open,free"] * 5, 3),  # no QOS sets GrpTRES: the account's 16 holds, of 20 of MaxTRESPA
+        (["4,abe,open,cap"] * 3, 2),  # the same QOS of a job and of a partition is one count
+        (["4,abe,open,cap", "4,abe,fast,free", "4,abe,fast,free"], 2),
+    ],
+)
+def test_of_limits_in_layers_the_first_that_sets_one_holds(rows: list[str], together: int, tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(
+        "job,submit_s,duration_s,limit_s,account,gpus,user,queue,qos\n"
+        + "".join(f"j{at},0,10,20,a,{row}\n" for at, row in enumerate(rows))
+    )
+    for name, text in (("slurm.conf", LAYERS), ("qos.txt", OF_LAYERS), ("assoc.txt", UNDER_LAYERS)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "site.yaml").write_text("slurm: [slurm.conf, qos.txt, assoc.txt]\n")
+    site = parse_site(str(tmp_path / "site.yaml"))
+    outcome = simulate(read_jobs(tmp_path / "jobs.csv"), site, "slurm", Options())
+    assert (outcome.start_s == 0).sum() == together
+    assert "|DenyOnLimit" not in slurm_files(site.slurm_cluster, site)["qos.txt"]
+    assert slurm_files(site.slurm_cluster, site)["qos.txt"].count("OverPartQOS") == 1
+
+
 @pytest.mark.parametrize("nodes", ["inf", "1e400"])
 def test_endless_nodes_of_a_job_are_one_line(nodes: str, tmp_path: Path) -> None:
     (tmp_path / "jobs.csv").write_text(f"job,submit_s,duration_s,gpus,qos,nodes\nj,0,10,4,low,{nodes}\n")

@@ -1,8 +1,8 @@
 """Limits of a job by itself: MaxTRES, MaxTRESPerNode and MinTRES. Beyond one, Slurm lets it wait until it is changed.
 
-Of the QOS of its partition, its own QOS, its association and those above, the first that sets a limit is the one that
-holds; of a node it is the mean over the job's nodes, a fraction left off. Source: Slurm's page resource_limits and
-job_reason_codes; `slurm_box.py`'s Slurm 22.05 decides so. Not known: the flag OverPartQOS.
+Of the QOS of its partition, its own QOS (with the flag OverPartQOS the other way round), its association and those
+above, the first that sets a limit is the one that holds; of a node it is the mean over the job's nodes, a fraction left
+off. Source: Slurm's page resource_limits and job_reason_codes; `slurm_box.py`'s Slurm 22.05 decides so.
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ def never_allowed(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[in
 
 def _levels(cluster: Cluster, owner: Owner, queue: str) -> list[tuple[str, Limits]]:
     """Whose limits a job meets, in Slurm's order."""
-    partition, levels = cluster.partition(queue), list[tuple[str, Limits]]()
-    for name in (partition.qos if partition else "", owner.qos):
-        if name in cluster.qos:
-            levels.append((f"QOS {name}", cluster.qos[name].limits))
+    levels = [(f"QOS {qos.name}", qos.limits) for qos in cluster.qualities(owner.qos, queue)]
     by_name = {(each.account, each.user): each for each in cluster.associations}
     own = by_name.get((owner.account, owner.user)) if owner.user else None
     if own is not None:

@@ -48,6 +48,7 @@ class Qos:
     stops: frozenset[str] = frozenset()  # QOS whose jobs it may preempt
     preempt: str = ""  # PreemptMode of its jobs; empty: the cluster's
     grace_s: float = 0.0
+    first: bool = False  # OverPartQOS: its limits come before those of the partition's QOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,13 @@ class Cluster:
     def limits_idle(self) -> bool:
         """Whether limits are told, and none of them holds."""
         return not self.limits_hold and any(limits != Limits() for limits in self.limits)
+
+    def qualities(self, name: str, queue: str) -> list[Qos]:
+        """Whose limits a job of a QOS meets in a partition: of each kind of limit, the first that sets it holds."""
+        own, partition = self.qos.get(name), self.partition(queue)
+        of_partition = self.qos.get(partition.qos) if partition else None
+        order = (own, of_partition) if own and own.first else (of_partition, own)
+        return list(dict.fromkeys(each for each in order if each))
 
     def partition(self, names: str) -> Partition | None:
         """The partition of a job's log: the first that is known of several; None where there is none."""

@@ -304,6 +304,7 @@ def _qos(row: Mapping[str, str]) -> Qos:
         frozenset(name for name in row.get("Preempt", "").split(",") if name),
         _mode(row.get("PreemptMode", "")),
         _time_s(row.get("GraceTime", "")) or 0.0,
+        "OverPartQOS" in row.get("Flags", ""),
     )
 
 

@@ -15,6 +15,7 @@ from windtunnel.studies.fleet.policies.slurm.state import State
 
 YEAR_S = 365 * 86_400.0
 BATCH_S = 30.0
+AT_ONCE = ("gpus", "jobs", "user_gpus", "user_jobs", "account_gpus", "account_jobs")  # limits of what runs
 Held = tuple[str, int, int | None, int | None]  # what is counted, how many a job has, the most of it and of its jobs
 
 
@@ -74,30 +75,38 @@ class Rules:
         return self._factors.priority(job, now_ns, fair)
 
     def limits(self, job: Running) -> list[Held]:
-        """What a job counts against."""
+        """What a job counts against, and which of it holds.
+
+        Of a limit that several set, the first QOS of `Cluster.qualities` decides, and associations where no QOS does;
+        each counts the job. An association's own account and those above hold all of theirs. Source: Slurm's page
+        resource_limits, and its acct_policy.c.
+        """
         if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
             return []
         need = self.need(job)
-        count = need if isinstance(need, int) else need[1]
-        owner, budgets, counts = job.owner, list[Held](), tres_of(job.part, count, self.cluster)
+        owner, budgets = job.owner, list[Held]()
+        counts = tres_of(job.part, need if isinstance(need, int) else need[1], self.cluster)
+        decided = set[tuple[str, str]]()  # kinds of limits that a QOS sets, of which resource
 
-        def add(prefix: str, limits: Limits, count: int = counts.get("gpu", 0)) -> None:
-            for name, gpus, jobs in (
-                (prefix, limits.gpus, limits.jobs),
-                (f"{prefix} user {owner.user}", limits.user_gpus, limits.user_jobs),
-                (f"{prefix} account {owner.account}", limits.account_gpus, limits.account_jobs),
+        def add(prefix: str, limits: Limits, kind: str = "gpu") -> None:
+            for whose, gpus, jobs in (
+                ("", "gpus", "jobs"),
+                (f" user {owner.user}", "user_gpus", "user_jobs"),
+                (f" account {owner.account}", "account_gpus", "account_jobs"),
             ):
-                if gpus is not None or jobs is not None:
-                    budgets.append((name, count, gpus, jobs))
-            for kind in limits.of.keys() & counts.keys():
-                add(f"{prefix} {kind}", limits.of[kind], counts[kind])
+                mosts = {name: getattr(limits, name) for name in (gpus, jobs)}
+                if any(most is not None for most in mosts.values()):
+                    most_gpus, most_jobs = (None if (kind, name) in decided else mosts[name] for name in mosts)
+                    budgets.append((f"{prefix}{whose}", counts.get(kind, 0), most_gpus, most_jobs))
+            for kind_of in limits.of.keys() & counts.keys():
+                add(f"{prefix} {kind_of}", limits.of[kind_of], kind_of)
 
-        qos = self.cluster.qos.get(owner.qos)
-        if qos is not None:
+        for qos in self.cluster.qualities(owner.qos, job.queue):
             add(f"qos {qos.name}", qos.limits)
-        partition = self.cluster.partition(job.queue)
-        if partition is not None and partition.qos in self.cluster.qos:
-            add(f"partition {partition.name}", self.cluster.qos[partition.qos].limits)
+            for kind, limits in {"gpu": qos.limits, **qos.limits.of}.items():
+                decided |= {(kind, name) for name in AT_ONCE if getattr(limits, name) is not None}
+        if ("gpu", "account_jobs") in decided:
+            decided.add(("gpu", "user_jobs"))  # MaxJobs of an association gives way to either
         own = self._factors.association.get((owner.account, owner.user))
         if own is not None:
             add(f"user {owner.account} {owner.user}", own.limits)
