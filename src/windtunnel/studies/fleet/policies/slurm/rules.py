@@ -74,7 +74,18 @@ class Rules:
         """By its factors, at a time and with factors of users."""
         return self._factors.priority(job, now_ns, fair)
 
+    @cached_property
+    def _limits(self) -> dict[tuple[object, ...], list[Held]]:
+        return {}
+
     def limits(self, job: Running) -> list[Held]:
+        """What a job counts against, and which of it holds: worked out once for jobs that are alike."""
+        key = job.queue, job.owner, job.part, job.gpus
+        if key not in self._limits:
+            self._limits[key] = self._limits_of(job)
+        return self._limits[key]
+
+    def _limits_of(self, job: Running) -> list[Held]:
         """What a job counts against, and which of it holds.
 
         Of a limit that several set, the first QOS of `Cluster.qualities` decides, and associations where no QOS does;
