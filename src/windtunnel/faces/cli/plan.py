@@ -101,7 +101,7 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
     if path is None:
         yield None
         return
-    from windtunnel.studies.planning.plan import cluster_of_size
+    from windtunnel.studies.planning.planned import cluster_of_size
     from windtunnel.studies.sweeps.journal import Journal
 
     with Journal(path) as journal:
