@@ -42,6 +42,7 @@ def draw(seed: int, count: int) -> tuple[Slurm, int, list[Running]]:
     cluster = Cluster(
         nodes=nodes,
         per_node=PER_NODE,
+        cpus=chance.choice((0, 16 * nodes)),
         partitions=partitions if chance.random() < 0.7 else {},
         default_partition="all",
         qos=qos if chance.random() < 0.6 else {},
@@ -74,7 +75,7 @@ def draw(seed: int, count: int) -> tuple[Slurm, int, list[Running]]:
         lasts_s = round(chance.lognormvariate(2.5, 0.8), 3)
         gpus = chance.choice((1, 2, 3, 4, 5, 8, 4 * (nodes // 3 or 1)))
         account, user = chance.choice(people)
-        owner = Owner(user, account, chance.choice(("low", "mid", "")), float(gpus))
+        owner = Owner(user, account, chance.choice(("low", "mid", "")), float(gpus), chance.choice((0, 1, 5, 16)))
         limit_s = chance.choice((None, lasts_s * chance.uniform(1, 3), lasts_s * 0.7))
         queue = chance.choice(("all", "some", "some,all", ""))
         priority = float(chance.choice((0, 0, 5)))

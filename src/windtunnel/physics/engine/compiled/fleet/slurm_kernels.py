@@ -6,11 +6,11 @@ on until nothing more happens, or until priorities are due to be calculated anew
 Sets of nodes are bits, 62 in a word, so that words are never negative. Arrays of one purpose are rows of one array:
 numba compiles these many times faster than tuples of arrays. Each function's `.py_func` is the same uncompiled.
 
-    jobs    i64[13, jobs + 1]       rows named in `slurm_arrays`, jobs by submission; times in ns
-    site    i64[16]                 the cluster and how it schedules, named in `slurm_arrays`
+    jobs    i64[14, jobs + 1]       rows named in `slurm_arrays`, jobs by submission; times in ns
+    site    i64[17]                 the cluster and how it schedules, named in `slurm_arrays`
     now     i64[12]                 counts and times, named in `slurm_arrays`
     sets    i64[partitions + 5, words]   nodes of partitions, of all, and four for scratch
-    free    i64[2, nodes]           GPUs free now, and as a future is foreseen
+    free    i64[4, nodes]           GPUs free now, and as a future is foreseen; CPUs in use, the same
     least   i64[2, per node + 1, words]  nodes with so many or more free, the same
     lists   i64[5, nodes x per node + 1] jobs that run and end, named in `slurm_arrays`
     caps    i64[limits, 3]          of groups: which counter, most GPUs, most jobs; -1: no limit
@@ -64,6 +64,7 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     MAIN_DEPTH,
     NEVER,
     NEXT,
+    NODE_CPUS,
     NOW,
     PARTITION,
     PARTITIONS,
@@ -87,7 +88,16 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     WINDOW,
 )
 from windtunnel.physics.engine.compiled.fleet.slurm_limits import allowed, count
-from windtunnel.physics.engine.compiled.fleet.slurm_nodes import choose, count_free, fits, future, give_back, set_free
+from windtunnel.physics.engine.compiled.fleet.slurm_nodes import (
+    choose,
+    count_free,
+    fits,
+    future,
+    give_back,
+    load,
+    set_free,
+    unload,
+)
 from windtunnel.physics.engine.compiled.fleet.slurm_reservations import (
     never_held,
     next_change,
@@ -107,7 +117,8 @@ def _begin(
     for at in range(nodes):
         node, count = spans[2, at], min(left, per_node)
         array[begin + at] = node
-        set_free(free, least, node, free[node] - count)
+        set_free(free[0], least, node, free[0, node] - count)
+        load(jobs, free[2], job, node, count, 1)
         left -= count
     at, end = now[RUNNING], now[NOW] + jobs[LIMIT, job]
     while at:
@@ -203,8 +214,9 @@ def _main(
             continue
         units[:] = sets[partition] & left
         if fits(least[0], jobs[GPUS, job], units):
-            nodes = choose(free[0], least[0], jobs[GPUS, job], units, sets[ours + SCRATCH], spans)
-            _begin(now, jobs, lists, job_nodes, free[0], least[0], spans, job, nodes)
+            mask = sets[ours + SCRATCH]
+            nodes = choose(free[2], site[NODE_CPUS], least[0], jobs[GPUS, job], units, mask, spans)
+            _begin(now, jobs, lists, job_nodes, free, least[0], spans, job, nodes)
             count(jobs, first, caps, used, job, 1)
             continue
         if now[NOW] - jobs[SUBMIT, job] < site[RESERVED_AFTER]:
@@ -270,7 +282,7 @@ def _test(
         row = 0 if then == time else 1
         if row:
             count_free(free[1], least[1], gpus)
-        nodes = choose(free[row], least[row], gpus, among, scratch, spans)
+        nodes = choose(free[row + 2], site[NODE_CPUS], least[row], gpus, among, scratch, spans)
         begin = max(then, since)
         claim[:] = 0
         for at in range(nodes):
@@ -329,7 +341,7 @@ def _backfill(
         if reserved_steps:
             many = reserved_steps
             continue
-        _begin(now, jobs, lists, job_nodes, free[0], least[0], spans, job, -(-jobs[GPUS, job] // site[PER_NODE]))
+        _begin(now, jobs, lists, job_nodes, free, least[0], spans, job, -(-jobs[GPUS, job] // site[PER_NODE]))
         count(jobs, first, caps, used, job, 1)
         last = _last(now, site, jobs, sets, queue, least[0], counts, queued)
 
@@ -345,16 +357,17 @@ def _release(
     for at in range(now[GIVEN]):
         job = lists[ENDED, at]
         count(jobs, first, caps, used, job, -1)
+        unload(jobs, job_nodes, free[2], job, site[PER_NODE])
         if site[COMPLETES]:
             lists[ENDING, now[COMPLETING]] = job
             lists[FREED, now[COMPLETING]] = now[NOW] + site[COMPLETES]
             now[COMPLETING] += 1
         else:
-            give_back(jobs, job_nodes, free, least, job)
+            give_back(jobs, job_nodes, free[0], least, job)
     now[GIVEN] = 0
     due = 0
     while due < now[COMPLETING] and lists[FREED, due] <= now[NOW]:
-        give_back(jobs, job_nodes, free, least, lists[ENDING, due])
+        give_back(jobs, job_nodes, free[0], least, lists[ENDING, due])
         due += 1
     if due:
         now[CHANGED] = 1
@@ -421,7 +434,7 @@ def run(
         if now[RUNNING] + now[WAITING] == 0:
             continue
         if now[TICKED] == 0:
-            _release(now, site, jobs, lists, job_nodes, free[0], least[0], first, caps, used)
+            _release(now, site, jobs, lists, job_nodes, free, least[0], first, caps, used)
             tick = now[NOW] - now[NOW] % site[EVERY] if site[EVERY] else now[CALCULATED]
             if now[CALCULATED] != tick:
                 now[CALCULATED] = tick

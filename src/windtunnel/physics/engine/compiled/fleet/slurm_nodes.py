@@ -11,6 +11,7 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     BITS,
     BY_LIMIT,
     COMPLETING,
+    CPUS,
     ENDING,
     FIRST,
     FREED,
@@ -113,7 +114,23 @@ def _wholes(mask: Array, count: int, spans: Array) -> None:
 
 
 @njit(cache=True)
-def choose(free: Array, least: Array, gpus: int, among: Array, mask: Array, spans: Array) -> int:
+def load(jobs: Array, busy: Array, job: int, node: int, count: int, sign: int) -> None:
+    """CPUs of so many of a job's GPUs on a node are in use, or no longer."""
+    cpus, gpus = jobs[CPUS, job], jobs[GPUS, job]
+    busy[node] += sign * ((cpus * count + gpus - 1) // gpus if cpus else count)
+
+
+@njit(cache=True)
+def unload(jobs: Array, job_nodes: Array, busy: Array, job: int, per_node: int) -> None:
+    """A job's CPUs are no longer in use."""
+    left = jobs[GPUS, job]
+    for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+        load(jobs, busy, job, job_nodes[at], min(left, per_node), -1)
+        left -= per_node
+
+
+@njit(cache=True)
+def choose(busy: Array, cpus: int, least: Array, gpus: int, among: Array, mask: Array, spans: Array) -> int:
     """Nodes for a job that fits, to the last row; returns how many: whole ones, then that of the rest."""
     per_node = len(least) - 1
     whole, rest = gpus // per_node, gpus % per_node
@@ -129,8 +146,8 @@ def choose(free: Array, least: Array, gpus: int, among: Array, mask: Array, span
     for at in range(_runs(mask, spans)):
         total, node = 0, spans[0, at]
         for number in range(spans[0, at], spans[1, at] + 1):
-            total += free[number]
-            if free[number] < free[node]:
+            total += cpus - busy[number]
+            if busy[number] > busy[node]:
                 node = number
         if chosen < 0 or total < least_total:
             chosen, least_total = node, total
@@ -200,7 +217,7 @@ def future(
         some += _many(among[word] & least[0, rest, word])
     if nodes < whole + (rest > 0):
         return -1
-    free[1] = free[0]
+    free[1], free[3] = free[0], free[2]
     window, barrier, at, done, last, has_barrier, is_here = batch, 0, 0, 0, 0, False, False
     while True:
         job, end = -1, NEVER
@@ -242,6 +259,8 @@ def future(
             node, count = job_nodes[place], min(left, per_node)
             left -= count
             free[1, node] += count
+            if not completes:
+                load(jobs, free[3], job, node, count, -1)
             if (among[node // BITS] >> (node % BITS)) & 1:
                 idle += free[1, node] == per_node
                 some += free[1, node] >= rest and free[1, node] - count < rest

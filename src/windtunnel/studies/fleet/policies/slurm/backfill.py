@@ -129,7 +129,7 @@ class Backfill:
         for job in self.board.running.values():
             units = self.state.placed[job.index][2]
             end_ns = job.placed_ns + self.rules.limit_ns(job)
-            holders.append(Holder(end_ns, units, mask_of(node for node, _ in units)))
+            holders.append(Holder(end_ns, units, mask_of(node for node, _ in units), job.owner.cpus))
         for time_ns, units in self.state.completing:
             holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
         return Future(self.now_ns, self.state.free, holders, round(self.rules.batch_s * NS))

@@ -110,6 +110,11 @@ class Cluster:
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 
     @property
+    def node_cpus(self) -> int:
+        """CPUs of a node; 0: not known."""
+        return self.cpus // self.nodes if self.nodes else 0
+
+    @property
     def limits(self) -> list[Limits]:
         """Of all QOS and associations."""
         return [*(qos.limits for qos in self.qos.values()), *(each.limits for each in self.associations)]

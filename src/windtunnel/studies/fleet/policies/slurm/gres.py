@@ -30,7 +30,7 @@ class Gres(Free):
     def __init__(self, cluster: Cluster, nodes: int, per_node: int) -> None:
         cuts = [cuts_of(divided, cluster.gpu) for divided in cluster.divided[:nodes]]
         cuts += [({}, 0)] * (nodes - len(cuts))
-        super().__init__([per_node - cut for _, cut in cuts], per_node)
+        super().__init__([per_node - cut for _, cut in cuts], per_node, cluster.node_cpus)
         counts = {part: [len(of.get(part, ())) for of, _ in cuts] for of, _ in cuts for part in of}
         self.slices = {part: Free(each, max(each)) for part, each in counts.items()}
         self.shared: dict[int, dict[int, int]] = {}  # units in use, by node and GPU
@@ -39,6 +39,7 @@ class Gres(Free):
         """Another that changes by itself."""
         other = object.__new__(Gres)
         other.gpus, other.at_least, other.per_node = self.gpus.copy(), self.at_least.copy(), self.per_node
+        other.cpus, other.busy = self.cpus, self.busy.copy()
         other.slices = {part: free.copy() for part, free in self.slices.items()}
         other.shared = {node: devices.copy() for node, devices in self.shared.items()}
         return other

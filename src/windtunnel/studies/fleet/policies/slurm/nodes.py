@@ -2,7 +2,8 @@
 
 A job of more GPUs than a node has takes whole nodes, and one more for the rest. Slurm (select/cons_tres, without
 topology) takes the tightest run of neighbouring nodes that is enough, else the longest run and so on; on one node the
-fullest of such a run.
+fullest of such a run. Tight and full are by CPUs, as the log says of each job; where it does not, by GPUs. Source:
+_eval_nodes of its job_test.c, 22.05.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ def mask_of(nodes: Iterable[int]) -> int:
 
 
 class Free:
-    """GPUs that are free on each node, and by `at_least[n]` the nodes with n or more."""
+    """GPUs that are free on each node, by `at_least[n]` the nodes with n or more; CPUs of a node, and those in use."""
 
-    __slots__ = ("at_least", "gpus", "per_node")
+    __slots__ = ("at_least", "busy", "cpus", "gpus", "per_node")
 
-    def __init__(self, gpus: list[int], per_node: int) -> None:
-        self.gpus, self.per_node = gpus, per_node
+    def __init__(self, gpus: list[int], per_node: int, cpus: int = 0) -> None:
+        self.gpus, self.per_node, self.cpus = gpus, per_node, cpus or per_node
+        self.busy = [0] * len(gpus)
         self.at_least = [0] * (per_node + 1)
         for node, count in enumerate(gpus):
             for size in range(min(count, per_node) + 1):
@@ -49,8 +51,8 @@ class Free:
 
     def copy(self) -> Free:
         """Another that changes by itself."""
-        other = Free([], self.per_node)
-        other.gpus, other.at_least = self.gpus.copy(), self.at_least.copy()
+        other = Free([], self.per_node, self.cpus)
+        other.gpus, other.at_least, other.busy = self.gpus.copy(), self.at_least.copy(), self.busy.copy()
         return other
 
     def set(self, node: int, count: int) -> None:
@@ -69,6 +71,13 @@ class Free:
         for node, count in units:
             assert isinstance(count, int), "parts are of `Gres`"
             self.set(node, self.gpus[node] + sign * count)
+
+    def load(self, units: Units, cpus: int, sign: int = 1) -> None:
+        """A job uses its CPUs, on each node by what it holds there, or no longer. 0: as many as GPUs."""
+        counts = [(node, held if isinstance(held, int) else held[1] if held[0].slices else 1) for node, held in units]
+        total = sum(count for _, count in counts)
+        for node, count in counts:
+            self.busy[node] += sign * (-(-cpus * count // total) if cpus else count)
 
     def fits(self, gpus: Need, among: int) -> bool:
         """Whether a job fits on some of these nodes."""
@@ -96,14 +105,13 @@ class Free:
 
     def fullest(self, rest: int, among: int) -> int:
         """The node for less than a node."""
-        best: tuple[int, int] | None = None
+        best: int | None = None
         chosen = -1
         for first, last in _runs(self.at_least[rest] & among):
-            counts = self.gpus[first : last + 1]
-            total = sum(counts)
-            if best is None or total < best[0]:
-                least = min(counts)
-                best, chosen = (total, least), first + counts.index(least)
+            busy = self.busy[first : last + 1]
+            idle = self.cpus * len(busy) - sum(busy)
+            if best is None or idle < best:
+                best, chosen = idle, first + busy.index(max(busy))
         return chosen
 
 
@@ -138,6 +146,7 @@ class Holder:
     end_ns: int
     units: Units
     nodes: int
+    cpus: int | None = None  # in use until then, 0: as many as GPUs; None: none any more
 
 
 class Future:
@@ -184,6 +193,8 @@ class Future:
                 if barrier_ns < 0:
                     barrier_ns = last_ns + (window_ns - last_ns % window_ns if window_ns else 0)
                 free.add(holder.units)
+                if holder.cpus is not None:
+                    free.load(holder.units, holder.cpus, -1)
                 if at < len(ends) and ends[at].end_ns > barrier_ns + window_ns:
                     break
             if last_ns < 0:

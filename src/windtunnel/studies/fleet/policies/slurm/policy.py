@@ -128,7 +128,8 @@ class Slurm(Rules, QueuePolicy):
             if self.unit > 1:
                 free: Free = Gres(self.cluster, len(board.free), self.per_node)
             else:
-                free = Free(list(board.free) if self.per_node else [1] * board.whole_gpus, self.per_node or 1)
+                nodes = list(board.free) if self.per_node else [1] * board.whole_gpus
+                free = Free(nodes, self.per_node or 1, self.cluster.node_cpus)
             state = board.memory = State(free)
             for job in board.running.values():
                 units = job.placement if self.per_node else state.free.choose(self.need(job), state.whole)
@@ -153,7 +154,7 @@ class Slurm(Rules, QueuePolicy):
         if self.recalculates:
             tick_ns = now_ns - now_ns % round(self.cluster.calculated_every_s * NS)
             if state.calculated_ns != tick_ns:
-                state.calculated_ns = tick_ns
+                state.calculated_ns, state.valued_ns = tick_ns, now_ns
                 state.fairness.tick(board.running, now_ns, self.cluster)
                 state.priorities.clear()
                 state.changed = True
@@ -168,6 +169,7 @@ class Slurm(Rules, QueuePolicy):
             if job.index not in state.placed:
                 continue
             _, _, units = state.placed.pop(job.index)
+            state.free.load(units, job.owner.cpus, -1)
             state.doomed.pop(job.index, None)
             for name, count, _, _ in self.limits(job):
                 state.gpus[name] -= count
@@ -218,6 +220,7 @@ class Slurm(Rules, QueuePolicy):
 
     def _take(self, job: Running, placement: Placement, units: Units, state: State) -> None:
         state.placed[job.index] = job, placement, units
+        state.free.load(units, job.owner.cpus)
         state.preempting.discard(job.index)
         for name, count, _, _ in self.limits(job):
             state.gpus[name] = state.gpus.get(name, 0) + count
@@ -232,7 +235,7 @@ class Slurm(Rules, QueuePolicy):
             return sorted(queue, key=by_rank)
         for job in queue:
             if job.index not in state.priorities:
-                priority = self.priority(job, board.moment.ns, state.fairness.factors)
+                priority = self.priority(job, max(job.submit_ns, state.valued_ns), state.fairness.factors)
                 state.priorities[job.index] = (*self.band(job), -priority, job.submit_ns // S_NS, job.index)
         return sorted(queue, key=lambda job: state.priorities[job.index])
 

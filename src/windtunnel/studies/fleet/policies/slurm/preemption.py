@@ -27,6 +27,7 @@ def victims(rules: Rules, job: Running, among: int, board: Board, state: State) 
         free, removed, placed = state.free.copy(), list[Running](), None
         for other in candidates:
             free.add(state_units(other, state))
+            free.load(state_units(other, state), other.owner.cpus, -1)
             removed.append(other)
             placed = free.choose(rules.need(job), among)
             if placed is not None:

@@ -24,7 +24,8 @@ class State:
     not_before: dict[int, int] = field(default_factory=dict)  # of requeued jobs
     doomed: dict[int, int] = field(default_factory=dict)  # running jobs in their grace time
     preempting: set[int] = field(default_factory=set)
-    calculated_ns: int | None = None
+    calculated_ns: int | None = None  # the period of the last calculation of priorities
+    valued_ns: int = 0  # when it was; jobs that came after have the priority of their submission
     waiting: int = 0  # as it was last asked
     changed: bool = True  # since the last backfill
     news: bool = True  # since the main loop looked last

@@ -92,7 +92,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
     ]
     per_node, cluster = policy.per_node, policy.cluster
     users, lines, kinds = (int(table[row].max()) + 1 for row in (places.USER, places.LINE, places.KIND))
-    site = np.zeros(16, np.int64)
+    site = np.zeros(17, np.int64)
     site[: places.EVERY] = [
         per_node,
         round(policy.backfill_interval_s * NS),
@@ -111,7 +111,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         policy.depth_partition,
         policy.deferred,
     ]
-    site[places.PARTITIONS :] = len(masks) - 5, users, lines
+    site[places.PARTITIONS :] = len(masks) - 5, users, lines, cluster.node_cpus or per_node
     now = np.zeros(12, np.int64)
     now[[places.WAKE, places.CALCULATED]] = places.NEVER
     now[places.CHANGED] = 1
@@ -126,7 +126,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         "lists": np.zeros((5, nodes * per_node + 1), np.int64),
         "queue": np.zeros(len(order), np.int64),
         "job_nodes": np.zeros(int(table[places.FIRST, -1]), np.int64),
-        "free": np.full((2, nodes), per_node, np.int64),
+        "free": np.array([[per_node] * nodes] * 2 + [[0] * nodes] * 2, np.int64),
         "least": np.array([[masks[-5]] * (per_node + 1)] * 2, np.int64),
         "spans": np.zeros((3, nodes), np.int64),
         "first": np.cumsum([0, *map(len, of_group)]).astype(np.int64),
@@ -161,7 +161,7 @@ def _table(policy: Rules, order: list[Running]) -> Ints:
     """What is known of each job beforehand, as rows."""
     from windtunnel.physics.engine.compiled.fleet import slurm_arrays as places
 
-    table = np.zeros((13, len(order) + 1), np.int64)
+    table = np.zeros((14, len(order) + 1), np.int64)
     jobs = table[:, :-1]
     by_tier = policy.ordered_by_tier
     bands = [policy.band(job) if by_tier else (0, 0) for job in order]
@@ -170,6 +170,7 @@ def _table(policy: Rules, order: list[Running]) -> Ints:
     jobs[places.LASTS] = [round(job.work.phase_end(0) * NS) for job in order]
     jobs[places.LIMIT] = [policy.limit_ns(job) for job in order]
     jobs[places.GPUS] = [job.gpus for job in order]
+    jobs[places.CPUS] = [job.owner.cpus for job in order]
     jobs[places.BAND] = [ranks[band] for band in bands]
     after = jobs[places.SUBMIT] // S_NS if by_tier else jobs[places.SUBMIT]
     jobs[places.AFTER, np.lexsort(([job.index for job in order], after))] = np.arange(len(order))
