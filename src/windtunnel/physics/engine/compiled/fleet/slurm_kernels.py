@@ -89,6 +89,7 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
 )
 from windtunnel.physics.engine.compiled.fleet.slurm_limits import allowed, count
 from windtunnel.physics.engine.compiled.fleet.slurm_nodes import (
+    by_limit,
     choose,
     count_free,
     fits,
@@ -120,10 +121,10 @@ def _begin(
         set_free(free[0], least, node, free[0, node] - count)
         load(jobs, free[2], job, node, count, 1)
         left -= count
-    at, end = now[RUNNING], now[NOW] + jobs[LIMIT, job]
+    at, end = now[RUNNING], by_limit(jobs, job)
     while at:
         other = lists[BY_LIMIT, at - 1]
-        if jobs[START, other] + jobs[LIMIT, other] <= end:
+        if by_limit(jobs, other) <= end:
             break
         lists[BY_LIMIT, at] = other
         at -= 1
@@ -262,7 +263,7 @@ def _test(
     spans: Array, counts: Array, times: Array, steps: Array, job: int, many: int
 ) -> int:  # fmt: skip
     """A job may start now (0; its nodes are in `spans`), or reserves: how many steps of reserved nodes there are."""
-    time, ours = now[NOW], site[PARTITIONS]
+    time, ours = now[NOW] // S_NS * S_NS, site[PARTITIONS]
     units, limit, gpus = sets[jobs[PARTITION, job]], jobs[LIMIT, job], jobs[GPUS, job]
     among, claim, busy, scratch = sets[ours + AMONG], sets[ours + TAKEN], sets[ours + BUSY], sets[ours + SCRATCH]
     kind = site[USERS] + site[LINES] + jobs[KIND, job]
@@ -317,7 +318,7 @@ def _backfill(
     """Each job in order starts, or reserves."""
     last = _last(now, site, jobs, sets, queue, least[0], counts, queued)
     stamp, tests, many, busy = now[STAMP], 0, 1, sets[site[PARTITIONS] + BUSY]
-    times[0] = now[NOW]
+    times[0] = now[NOW] // S_NS * S_NS
     steps[0] = sets[site[PARTITIONS] + ALL]
     busy[:] = 0
     for number in range(now[COMPLETING]):

@@ -114,6 +114,12 @@ def _wholes(mask: Array, count: int, spans: Array) -> None:
 
 
 @njit(cache=True)
+def by_limit(jobs: Array, job: int) -> int:
+    """When a running job is foreseen to end; it began in a whole second, as in Slurm."""
+    return int(jobs[START, job] // S_NS * S_NS + jobs[LIMIT, job])
+
+
+@njit(cache=True)
 def load(jobs: Array, busy: Array, job: int, node: int, count: int, sign: int) -> None:
     """CPUs of so many of a job's GPUs on a node are in use, or no longer."""
     cpus, gpus = jobs[CPUS, job], jobs[GPUS, job]
@@ -206,8 +212,9 @@ def future(
 
     What is free then is in the second row of `free`; at once: in the first.
     """
+    time = now[NOW] // S_NS * S_NS
     if fits(least[0], gpus, among):
-        return int(now[NOW])
+        return int(time)
     per_node = least.shape[1] - 1
     whole, rest = gpus // per_node, gpus % per_node
     nodes, idle, some = 0, 0, 0
@@ -228,13 +235,13 @@ def future(
                 done += 1
         if at < now[RUNNING]:
             job = lists[BY_LIMIT, at]
-            end = jobs[START, job] + jobs[LIMIT, job]
+            end = by_limit(jobs, job)
         completes = done < now[COMPLETING] and lists[FREED, done] < end
         if completes:
             job, end = lists[ENDING, done], lists[FREED, done]
         if job < 0 or (is_here and end > barrier + window):
             if has_barrier and idle >= whole and (rest == 0 or some > whole):
-                return int(max(last, now[NOW] + S_NS))
+                return int(max(last, time + S_NS))
             if job < 0:
                 return -1
             window *= 2

@@ -1,4 +1,7 @@
-"""One pass of Slurm's backfill: jobs in order, each of which starts or reserves nodes until its limit."""
+"""One pass of Slurm's backfill: jobs in order, each of which starts or reserves nodes until its limit.
+
+As in Slurm, times are whole seconds: that of the pass, and when a running job began.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Backfill:
     ) -> None:
         self.rules, self.queue, self.board, self.state = rules, queue, board, state
         self.start, self.preempt = start, preempt
-        self.now_ns = board.moment.ns
+        self.now_ns = board.moment.ns // S_NS * S_NS
         self.space = Space(self.now_ns, state.whole)
         self.busy = mask_of(node for _, placement in state.completing for node, _ in placement)
         self.counts: dict[tuple[str, str], int] = {}  # of jobs met, by user and by partition
@@ -128,7 +131,7 @@ class Backfill:
         holders = []
         for job in self.board.running.values():
             units = self.state.placed[job.index][2]
-            end_ns = job.placed_ns + self.rules.limit_ns(job)
+            end_ns = job.placed_ns // S_NS * S_NS + self.rules.limit_ns(job)
             holders.append(Holder(end_ns, units, mask_of(node for node, _ in units), job.owner.cpus))
         for time_ns, units in self.state.completing:
             holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
