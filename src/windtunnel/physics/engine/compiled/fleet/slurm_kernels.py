@@ -297,7 +297,7 @@ def _test(
             begin, later = time + S_NS, -1
         if later >= 0 and begin > later:
             continue
-        if begin > time + site[WINDOW] or time - jobs[SUBMIT, job] < site[RESERVED_AFTER]:
+        if begin > time + site[WINDOW] or now[NOW] - jobs[SUBMIT, job] < site[RESERVED_AFTER]:
             return many
         step = site[STEP]
         from_step, to_step = begin // step * step, (begin + limit) // step * step

@@ -90,7 +90,7 @@ class Backfill:
         begin_ns, end_ns = span_ns
         if later_ns is not None and begin_ns > later_ns:
             return later_ns
-        too_new = self.now_ns - job.submit_ns < self.rules.reserved_after_s * NS
+        too_new = self.board.moment.ns - job.submit_ns < self.rules.reserved_after_s * NS
         if begin_ns > self.now_ns + round(self.rules.window_s * NS) or too_new:
             return None
         step_ns = max(round(self.rules.resolution_s * NS), 1)
