@@ -313,6 +313,36 @@ def test_ends_that_are_close_are_foreseen_together() -> None:
     assert Future(0, free, holders, 0).start(8, 3)[0] == 40 * NS
 
 
+def test_the_fullest_node_is_that_of_the_most_cpus_in_use() -> None:
+    """Jobs of one CPU and of 1 and 4 GPUs, as in workload 46 (`slurm_2026_12_01`): Slurm counts CPUs, not GPUs."""
+    free = Free([8, 8, 8], 8, cpus=64)
+    for node, gpus, cpus in ((0, 1, 1), (1, 4, 1)):
+        free.add(((node, gpus),), -1)
+        free.load(((node, gpus),), cpus)
+    assert free.choose(1, 0b111) == ((0, 1),)  # as many CPUs on both: the first
+    free.load(((1, 4),), 3)
+    assert free.choose(1, 0b111) == ((1, 1),)
+    free.load(((1, 4),), 3, -1)
+    assert (free.busy, free.copy().busy) == ([1, 1, 0], [1, 1, 0])
+    plain = Free([7, 4, 8], 8)
+    for node, gpus in ((0, 1), (1, 4)):
+        plain.load(((node, gpus),), 0)
+    assert plain.choose(1, 0b111) == ((1, 1),)  # where nobody says CPUs: by GPUs
+
+
+def test_plans_are_in_whole_seconds(tmp_path: Path) -> None:
+    """As Slurm 22.05 planned job 11 of workload 45: what begins as a reservation ends waits for no more nodes."""
+    conf = CONF.replace("fast Nodes=n[3-4]", "fast Nodes=n[2-3]")
+    rows = (
+        "a,1.5,8,170,180,ann,a,wide,\n"  # on n1, foreseen to 181, not to 181.5
+        "b,1.6,16,50,60,ann,a,wide,\n"  # on n2 and n3
+        "c,2.5,16,50,120,abe,a,fast,\n"  # reserves n2 and n3 from 61 to 181
+        "d,2.6,16,20,180,bob,b,wide,\n"  # n1 and n4 from 181 on; a half second later it would look again, and take n2
+        "e,2.7,8,20,180,bob,b,wide,\n"  # would hold n4 to 183
+    )
+    assert run_table(tmp_path, rows, conf).start_s[4] > 4
+
+
 def test_a_job_elsewhere_that_ends_in_the_window_draws_in_the_next_here() -> None:
     """As Slurm 22.05 planned job 30 of workload 24 (`slurm_2026_11_29`): at 172.96 s, not at 112.96 s."""
     free = Free([0, 0, 8], 8)

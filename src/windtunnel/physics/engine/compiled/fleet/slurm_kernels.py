@@ -30,10 +30,8 @@ import numpy as np
 from windtunnel.physics.engine.compiled import njit
 from windtunnel.physics.engine.compiled.arrays import Array
 from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
-    AFTER,
     ALL,
     AMONG,
-    BAND,
     BATCH,
     BITS,
     BUSY,
@@ -99,6 +97,7 @@ from windtunnel.physics.engine.compiled.fleet.slurm_nodes import (
     set_free,
     unload,
 )
+from windtunnel.physics.engine.compiled.fleet.slurm_order import enqueue
 from windtunnel.physics.engine.compiled.fleet.slurm_reservations import (
     never_held,
     next_change,
@@ -166,36 +165,6 @@ def _end(now: Array, jobs: Array, lists: Array) -> None:
         lists[BY_LIMIT, number] = lists[BY_LIMIT, number + 1]
     lists[ENDED, now[GIVEN]] = job
     now[GIVEN] += 1
-
-
-@njit(cache=True)
-def _enqueue(jobs: Array, priority: Array, queue: Array, job: int, many: int) -> None:
-    """A job joins `many` that wait."""
-    low, high = 0, many
-    while low < high:
-        middle = (low + high) // 2
-        other = queue[middle]
-        if jobs[BAND, job] != jobs[BAND, other]:
-            before = jobs[BAND, job] < jobs[BAND, other]
-        elif priority[job] != priority[other]:
-            before = priority[job] > priority[other]
-        else:
-            before = jobs[AFTER, job] < jobs[AFTER, other]
-        if before:
-            high = middle
-        else:
-            low = middle + 1
-    for at in range(many, low, -1):
-        queue[at] = queue[at - 1]
-    queue[low] = job
-
-
-@njit(cache=True)
-def order(now: Array, jobs: Array, priority: Array, queue: Array) -> None:
-    """Those that wait stand by their priorities, where these have changed."""
-    waiting = queue[: now[WAITING]].copy()
-    for many in range(len(waiting)):
-        _enqueue(jobs, priority, queue, waiting[many], many)
 
 
 @njit(cache=True)
@@ -416,7 +385,7 @@ def _next(now: Array, jobs: Array, priority: Array, lists: Array, queue: Array) 
     while now[RUNNING] and jobs[START, lists[HEAP, 0]] + jobs[LASTS, lists[HEAP, 0]] == time:
         _end(now, jobs, lists)
     while now[NEXT] < count and jobs[SUBMIT, now[NEXT]] == time:
-        _enqueue(jobs, priority, queue, now[NEXT], now[WAITING])
+        enqueue(jobs, priority, queue, now[NEXT], now[WAITING])
         now[WAITING] += 1
         now[NEXT] += 1
     if now[WAKE] == time:

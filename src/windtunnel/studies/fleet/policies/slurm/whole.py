@@ -42,6 +42,7 @@ def run_whole(policy: Rules, jobs: list[Running], nodes: int) -> None:
     """Jobs start, hold nodes and end; on return each is as the clock would leave it."""
     from windtunnel.physics.engine.compiled.fleet import slurm_arrays as places
     from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
+    from windtunnel.physics.engine.compiled.fleet.slurm_order import order as order_queue
 
     order = sorted(jobs, key=lambda job: (job.submit_ns, job.index))
     memory = memory_of(policy, order, nodes)
@@ -61,7 +62,7 @@ def run_whole(policy: Rules, jobs: list[Running], nodes: int) -> None:
         last = int(np.searchsorted(table[places.SUBMIT, :-1], now_ns - now_ns % every_ns + every_ns))
         for row in range(int(now[places.NEXT]), last):
             priority[row] = policy.priority(order[row], order[row].submit_ns, fairness.factors)
-        kernels.order(now, table, priority, queue)
+        order_queue(now, table, priority, queue)
     start, lasts = table[places.START].tolist(), table[places.LASTS].tolist()
     for row, job in enumerate(order):
         if start[row] >= 0:
