@@ -181,3 +181,21 @@ def test_the_first_token_is_less_certain_than_a_step() -> None:
     assert low < served.ttft.mean < high
     assert high / low > slow / fast
     assert served.to_dict()["ttft_band_s"] == {"p5": low, "p95": high}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "cluster", "layout", "ms"),
+    [
+        ("minimax-m2.7", "sglang-0.5.10.post1", "gb300:2", {"tp": 2}, 0.0),
+        ("minimax-m2.7", "sglang-0.5.9", "gb300:2", {"tp": 2}, 2.7),
+        ("minimax-m2.7", "sglang-0.5.10", "h200-sxm:8", {"attn_dp": 8, "moe_ep": 8}, 1.35),
+        ("kimi-k2.5", "sglang-0.5.12", "gb300:4", {"tp": 4}, 2.7),  # sees
+        ("deepseek-v4-pro", "sglang-0.5.12", "gb300:8", {"tp": 8}, 2.7),  # behind an indexer
+        ("deepseek-r1", "sglang-0.5.12", "h200-sxm:8", {"tp": 8}, 0.0),
+        ("qwen3.6-35b-a3b", "sglang-0.5.15", "b200-sxm:1", {}, 1.35),
+    ],
+)
+def test_prompts_are_launched_kernel_by_kernel_where_sglang_captures_none(
+    model: str, name: str, cluster: str, layout: dict[str, int], ms: float
+) -> None:
+    assert engine(model, name, cluster, **layout).times.profile.prompt_layer_s == pytest.approx(ms / 1e3)
