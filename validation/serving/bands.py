@@ -7,6 +7,7 @@
     EXPERTS_BAND     routed experts where constants were fitted on dense models alone
     SOURCE_BAND, NEW_MODEL_SOURCE_BAND, UNTIMED_SOURCE_BAND   sources that no constant was fitted on
     APART_BAND       pools on GPUs whose constants were fitted on replicas that serve both phases
+    FIRST_TOKEN_BAND mean TTFT, beyond the band of step times: of all rows
 
 Such rows informed no constant, so each is left out of the fit by what it is. What a row needs of its band is what the
 rest of the band lacks to reach the published time per token; a width is what nine in ten of its rows need, each cell
@@ -38,11 +39,12 @@ from scipy import optimize, stats
 from windtunnel.evidence.accuracy.serving import predict
 from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, gpu_of, read_rows
-from windtunnel.studies.serving import run
+from windtunnel.studies.serving import result, run
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.disaggregated import pools
 
 HELD = 0.9
+HOME = {"APART_BAND": pools, "FIRST_TOKEN_BAND": result}  # the others are `run`'s
 Cell = tuple[str, ...]
 Needs = dict[str, dict[Cell, list[float]]]  # band -> cell -> what its rows need of it
 OF_SOURCES = ("UNTIMED_SOURCE_BAND", "NEW_MODEL_SOURCE_BAND", "SOURCE_BAND")
@@ -90,7 +92,7 @@ def few(rows: list[ServingRow], most: int) -> Iterator[ServingRow]:
 
 def needed(name: str, off: float, band: float) -> float:
     """What a row needs of a band that is independent of the rest."""
-    width = getattr(pools if name == "APART_BAND" else run, name)
+    width = 0.0 if name == "FIRST_TOKEN_BAND" else getattr(HOME.get(name, run), name)
     return math.sqrt(max(0.0, off**2 - max(0.0, band**2 - width**2)))
 
 
@@ -163,14 +165,20 @@ def main() -> None:
     for row in few(read_rows(asked.tables), asked.rows):
         used.clear()
         answer, measured_s = predict.predicted(row), (row.number("tpot_ms") or 0.0) / 1e3
-        if answer.status == "refused" or not used:
+        if answer.status == "refused":
             continue
-        off, band = math.log(measured_s / answer.tpot_s), 0.5 * math.log(answer.tpot_p95_s / answer.tpot_p5_s)
+        band = 0.5 * math.log(answer.tpot_p95_s / answer.tpot_p5_s)
+        if first := row.number("ttft_ms"):
+            need = needed("FIRST_TOKEN_BAND", abs(math.log(first / 1e3 / answer.ttft_s)), band)
+            needs.setdefault("FIRST_TOKEN_BAND", {}).setdefault(cell_of(row), []).append(need)
+        if not used:
+            continue
+        off = math.log(measured_s / answer.tpot_s)
         name = min(used, key=ORDER.index)
         print(f"{row.id[:40]:40s} {off:+.2f} of {band:.2f}  {', '.join(sorted(used))}", flush=True)
         needs.setdefault(name, {}).setdefault(cell_of(row), []).append(needed(name, abs(off), band))
     for name, of in sorted(needs.items()):
-        now = getattr(pools if name == "APART_BAND" else run, name)
+        now = getattr(HOME.get(name, run), name)
         rows = sum(len(own) for own in of.values())
         print(f"{name}: {rows} rows of {len(of)} cells need {nine_in_ten(of):.2f}; it is {now:.2f}")
 

@@ -12,7 +12,7 @@ from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
-from windtunnel.physics.model.mixers import Compressed
+from windtunnel.physics.model.mixers import DELTA_RULE, Compressed, Indexed, Recurrent
 from windtunnel.studies.serving.adapters import Adapters, Slots, adapters_of, slot_bytes
 from windtunnel.studies.serving.deployment import Deployment, check
 from windtunnel.studies.serving.engines.profile import Profile, load_engine
@@ -105,6 +105,19 @@ class Engine:
         return Store(tier.name, int(tier.size_bytes / whole), TICKS_PER_S * seconds, latency)
 
 
+def _captured(model: Model, deployment: Deployment) -> bool:
+    """Whether SGLang captures pieces of a prompt, as it decides itself (0.5.10).
+
+    Not of models that see or hear, behind an indexer, or with a delta rule; nor with attention ranks, stages or
+    adapters (`_handle_piecewise_cuda_graph` of server_args.py, `piecewise_cuda_graph_disabled_model_archs`).
+    """
+    mixers = {layer.attention for layer in model.layers}
+    chosen = any(isinstance(mixer, Indexed | Compressed) for mixer in mixers)
+    delta = any(isinstance(mixer, Recurrent) and mixer.form in DELTA_RULE for mixer in mixers)
+    text = model.tower is None and not chosen and not delta
+    return text and deployment.attn_dp == deployment.pp == 1 and deployment.lora is None
+
+
 def engine_of(
     model: Model,
     cluster: Cluster,
@@ -155,8 +168,8 @@ def engine_of(
     generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
     blackwell = generation.startswith("blackwell")  # Ultra too
     routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
-    if not routed:
-        used = replace(used, prompt_layer_s=used.prompt_layer_s * DENSE_LAUNCHES)
+    launched = 0.0 if used.prompt_graphs and _captured(model, deployment) else 1.0 if routed else DENSE_LAUNCHES
+    used = replace(used, prompt_layer_s=used.prompt_layer_s * launched)
     # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
     borrowed = routed and prices is None and blackwell and "fp8" in deployment.routed
     slices, groups = deployment.expert_sizes

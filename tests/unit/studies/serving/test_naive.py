@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.evidence.accuracy.serving.naive import naive_times
+from windtunnel.evidence.accuracy.serving.predict import Predicted
+from windtunnel.evidence.accuracy.serving.report import ServingReport
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
 
 ROW = {
@@ -38,3 +40,12 @@ def test_more_slots_stall_each_other_and_what_is_open_gets_no_answer() -> None:
     assert naive_times(ServingRow({**ROW, "concurrency": ""})) is None
     assert naive_times(ServingRow({**ROW, "mode": "disagg"})) is None
     assert naive_times(ServingRow({**ROW, "model": "no-such-model"})) is None
+
+
+def test_a_rate_of_fewer_tokens_than_answers_is_none() -> None:
+    """Of a table whose tokens are in millions: times are judged, rates are not."""
+    fields = {**ROW, "tpot_ms": "20", "samples_per_s": "664.7"}
+    said = Predicted("a", 1.0, 0.01, 2e6, 0.005, 0.02, "stable", "predicted", "")
+    for tokens, error in (("2.494", None), ("4000000", 0.5)):
+        score = ServingReport("", (ServingRow({**fields, "d_output_tokens_per_s": tokens}),), (said,)).overall()
+        assert (score.tokens_mean, score.tpot_mean) == (error, 0.5)

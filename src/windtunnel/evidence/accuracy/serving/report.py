@@ -130,7 +130,9 @@ def _ratios(
     for row, prediction in pairs:
         measured = next((number for column in columns if (number := row.number(column))), None)
         value = getattr(prediction, key)
-        if measured is not None and measured > 0.0 and not math.isnan(value):
+        # Fewer tokens than answers are no rate: five rows of MLPerf's are in millions.
+        least = (row.number("samples_per_s") or 0.0) if key == "output_tokens_per_s" else 0.0
+        if measured is not None and measured > least and not math.isnan(value):
             ratios.append(value / (measured * scale))
     return ratios
 

@@ -76,9 +76,9 @@ def _views(result: ServingResult) -> Iterator[View]:
     if result.goodput_requests_per_s is not None and result.search is not None:
         figures.append(Figure("goodput", Number(result.goodput_requests_per_s, "requests/s")))
     if result.ttft is not None:
-        figures.append(
-            Figure("TTFT", Number(result.ttft.mean, "s"), f"p99 over requests {text_of(result.ttft.p99, 's')}")
-        )
+        low, high = result.ttft_band_s or (None, None)
+        tail = f"p99 over requests {text_of(result.ttft.p99, 's')}"
+        figures.append(Figure("TTFT", Number(result.ttft.mean, "s", low, high), tail))
     if result.tpot is not None:
         low, high = result.tpot_band_s or (None, None)
         tail = f"p99 over requests {text_of(result.tpot.p99, 's')}"
@@ -104,7 +104,7 @@ def _views(result: ServingResult) -> Iterator[View]:
     lines += [f"on {format_many(result.gpus, 'GPU')} a step runs {result.utilisation:.0%} of the time; {use}"]
     why = next((words for words in result.sources if words.startswith("band: ")), "band: ")[len("band: ") :]
     why = f"; {why}" if why else ""
-    lines += [f"p5–p95 of TPOT is the band of the prediction of its mean{why}"] if result.tpot is not None else []
+    lines += [f"p5–p95 of TTFT and TPOT are the bands of what is predicted of their means{why}"] if result.ttft else []
     lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
     if result.preemptions or result.prefix_hit_rate or result.tier_hit_rates:
         text = text_of(result.prefix_hit_rate, "share")

@@ -120,6 +120,7 @@ class Profile:
     node_sum_s: float = 1.5e-5
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     prompt_layer_s: float = 0.0  # the same of steps with prompts alone, where captured graphs hold none of them
+    prompt_graphs: bool = False  # graphs hold pieces of them, where the engine captures those: build.py
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     # Tokens of each attention rank's buffer where the all-to-all has buffers of one size: captured decode steps compute
