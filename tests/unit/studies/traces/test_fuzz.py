@@ -109,8 +109,6 @@ def test_binary_junk(tmp_path: Path, capsys: pytest.CaptureFixture[str], content
 
 @SETTINGS
 @given(st.sampled_from(["", "stage=", "op=", "worker="]), st.text(max_size=12))
-def test_any_words_after_without(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: str, words: str
-) -> None:
+def test_any_words_after_without(tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: str, words: str) -> None:
     path = write(job(2, 2, 2, (1, 2)), tmp_path / "ops.parquet")
     checked([str(path), f"--without={parts}{words}"], capsys)
