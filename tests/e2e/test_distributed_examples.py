@@ -17,6 +17,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -178,7 +180,6 @@ def rank_of_a_job(rank: int, ranks: int, port: int, script: str, words: list[str
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.argv = [str(FOLDER / f"{script}.py"), *words]
-    sys.path.insert(0, str(FOLDER))
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
@@ -201,6 +202,9 @@ def launch(folder: Path, runs: dict[str, list[str]]) -> None:
     import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
+    sys.path.insert(0, str(FOLDER))
+    model = import_module("model")  # once for all ranks, and half its layers show the same
+    model.CONFIGS["debug"] = replace(model.CONFIGS["debug"], layers=4)
     for name, (ranks, script, *words) in runs.items():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

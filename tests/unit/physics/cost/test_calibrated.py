@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import SpecError
+from windtunnel.physics.cost import calibrated
 from windtunnel.physics.cost.calibrated import CalibratedCosts, calibrated_costs
 from windtunnel.physics.cost.communication.collectives import collective, group_of
 from windtunnel.physics.cost.communication.in_a_step import in_a_step
@@ -342,3 +343,15 @@ def test_training_constants_of_a_calibrated_device_are_its_own(cluster: Cluster)
     assert found.compiled_launch_s == 1e-6
     assert found.graph_launch_s == training_costs("cpu").graph_launch_s  # not measured: as elsewhere
     assert found.compute_by_scale_out == 0.21
+
+
+def test_a_fit_is_told_half_the_band_from_10th_to_90th_in_standard_deviations(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Points go from 0.97 to 1.05 times their middle; the 90th percentile of a normal error is at 1.282."""
+    spreads = []
+    monkeypatch.setattr(calibrated, "fit", lambda *asked: spreads.append(asked[3]) or fit(*asked))
+    assert cluster.calibration is not None
+    CalibratedCosts(cluster.calibration, cluster.gpu).curve("gemm forward", "fp32")
+    (spread,) = spreads
+    assert spread == pytest.approx(math.log(1.05 / 0.97) / 2 / 1.282)

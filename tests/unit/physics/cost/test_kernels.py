@@ -209,6 +209,12 @@ def test_attention_in_fp32_computes_at_that_rate_and_starts_as_quickly(gpu: Gpu)
     assert 0.9 * slower < large <= slower
 
 
+def test_attention_in_fp32_takes_as_long_as_in_bf16_where_the_gpu_computes_no_slower() -> None:
+    costs = kernel_costs(dataclasses.replace(UNTIMED, flops_per_s={"bf16": 1e14, "fp32": 1e14}))
+    full, half = (costs.attention(1, 4096, 4096, 16, 16, 64, dtype=dtype) for dtype in ("fp32", "bf16"))
+    assert full.seconds == half.seconds
+
+
 @needs_package
 def test_hopper_kernels_run_at_the_rates_people_publish() -> None:
     """FlashAttention-3 forward at 16k causal: 610-650 TFLOP/s; its backward 450-560. cuBLAS bf16: 650-800."""

@@ -14,7 +14,7 @@ from windtunnel.physics.model import read_config, transformer
 from windtunnel.physics.model.layers.layer import head_operations, layer_operations
 from windtunnel.physics.model.operations import KEPT_BYTES, Operation, Shard
 from windtunnel.studies.training.memory.forward_trace import Tape, write
-from windtunnel.studies.training.memory.saved_tensors import Keeping
+from windtunnel.studies.training.memory.saved_tensors import Keeping, kept_products
 
 H, HEADS, KV, FFN, S, B, W = 24, 6, 3, 40, 16, 2, 2
 D, T = H // HEADS, S * B
@@ -179,3 +179,11 @@ def test_a_layer_of_every_model_type_gives_back_all_but_its_ends(kind: str, how:
             else:
                 sizes.pop(slot, None)
         assert set(sizes) <= {found.outgoing, found.incoming, found.output, *found.weights}
+
+
+def test_per_op_recomputation_keeps_every_other_matrix_of_a_layer_with_queries_keys_and_values_apart() -> None:
+    """Of q, k, v, out, gate, up, down: the first, third, fifth and, without a compiler, the last."""
+    q, k, v = HEADS * D, KV * D, KV * D
+    kept = {"qkv": (q + v) / (q + k + v), "out": 0.0, "mlp_up": 0.5, "mlp_down": 1.0}
+    assert kept_products(layer(), compiled=False) == kept
+    assert kept_products(layer(), compiled=True) == {**kept, "mlp_down": 0.0}
