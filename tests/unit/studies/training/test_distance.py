@@ -56,6 +56,14 @@ def test_distance_from_it_makes_the_band_wider_and_is_said(plan: dict[str, Any],
     assert words in reason
 
 
+def test_images_whose_loading_is_left_out_make_the_band_wider_and_are_said() -> None:
+    seen = [
+        predict("qwen3-vl-8b", "h100-sxm:16", {**DENSE, **plan}) for plan in ({}, {"images": 8, "image_patches": 1024})
+    ]
+    assert seen[1].band_reason.startswith("the step may wait for images")
+    assert seen[1].step_time_p95_ns / seen[1].step_time_ns > seen[0].step_time_p95_ns / seen[0].step_time_ns + 0.5
+
+
 def test_mixtures_have_the_error_of_mixtures() -> None:
     plan = {"global_batch": 64, "seq_len": 4096, "release": "bridge-26.02", "precision": "mxfp8"}
     mixture = predict("qwen3-30b-a3b", "b200-sxm:8", {**plan, "ep": 8})
