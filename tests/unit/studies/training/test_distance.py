@@ -40,6 +40,12 @@ def test_of_one_project_the_band_is_the_mean_of_what_its_runs_and_their_parts_sa
     assert own**2 == pytest.approx(like**2 * (0.1**2 + 0.2**2) / 2 / 0.2**2)
 
 
+def test_a_host_that_launches_experts_one_by_one_is_less_certain() -> None:
+    sigma = {"software": 0.0, "host": 0.1, "host_moe": 0.2, "attention": 0.1, "other": 0.0}
+    dense, mixture = (band_of({"host": 50, "attention": 50}, 0.0, sigma, experts=one).high - 1 for one in (False, True))
+    assert mixture**2 == pytest.approx(dense**2 * (0.2**2 + 0.1**2) / (2 * 0.1**2))
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
