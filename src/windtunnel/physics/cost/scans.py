@@ -4,8 +4,10 @@ Measured where `aiconfigurator-core` has the kernel (gated DeltaNet and KDA: con
 sequences and tokens of each, since a kernel that works on heads and sequences side by side walks along one sequence;
 the nearest number of heads, scaled by heads. Training runs flash-linear-attention's kernels (Triton), as SGLang does.
 Prompts were timed outside of a graph: what the fewest tokens take longer than in decoding is launches, which are host
-time elsewhere and left out here. No table has a backward pass: it takes BACKWARD times the forward, which is what flash
-attention's takes, until it is measured.
+time elsewhere and left out here. No table has a backward pass: it takes BACKWARD times the forward, as counted in
+flash-linear-attention (`ops/gated_delta_rule`, 2026-08; heads of 128, chunks of 64): forward 20 times the bytes of the
+values and 1,408 x 128 FLOPs a head and token, backward 46 times and 4,096 x 128, which is 2.3 and 2.9 times as many;
+and of the kernels that walk along a sequence two after one, of three products and of two after one of two.
 
 Tables of Mamba-2 hold the convolution alone, and other mixers have none: bytes over bandwidth, and FLOPs at the rate
 that small products reach, one after the other since they are kernels apart, in a band that says so.

@@ -221,6 +221,7 @@ _CALIBRATED_UNCERTAINTY: Mapping[str, float] = {
     "memory-bound": 0.08,
     "optimizer": 0.10,
     "host": 0.30,
+    "host_moe": 0.30,
     "software": 0.03,
 }
 

@@ -87,6 +87,7 @@ class Shard:
     seq_len: int  # of the whole sequence
     cp: int = 1
     cp_kind: str = "ring"
+    exchanges_heads: bool = False  # context-parallel ranks have all tokens of some heads where a mixer keeps a state
     tp: int = 1
     sequence_parallel: bool = False
     ep: int = 1

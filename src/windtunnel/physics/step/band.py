@@ -41,7 +41,9 @@ def band_of(
     total = max(1, sum(breakdown_ns.values()))
     parts = {"software": uncertainty["software"] ** 2}
     for name, nanoseconds in breakdown_ns.items():
-        key = "exposed" if name.startswith("exposed") else "gemm_moe" if name == "gemm" and experts else name
+        key = "exposed" if name.startswith("exposed") else name
+        if experts and f"{name}_moe" in uncertainty:  # of products, and of a host that launches experts one by one
+            key = f"{name}_moe"
         sigma = uncertainty.get(key, uncertainty["other"])
         if name in ("gemm", "attention", "memory-bound"):
             sigma = max(sigma, kernels)

@@ -82,6 +82,8 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         yield Distance("the model was derived from what transformers builds, not verified", DERIVED)
     if gpu.kernel_tables is not None and gpu.kernel_scale != AS_MEASURED:
         yield Distance(f"{gpu.name}'s kernels are another GPU's, scaled", rules["scaled"])
+    if plan.images or plan.clips:
+        yield Distance("the step may wait for images, video or sound, whose loading is left out", rules["loading"])
     if layout.tokens_per_rank < rules["few_tokens"]:
         yield Distance(f"kernels are short at {layout.tokens_per_rank:,} tokens", rules["short"])
 

@@ -10,9 +10,10 @@ from windtunnel.physics.cost.price import Source
 from windtunnel.physics.cost.scans import mixer_s, scan_price, scan_s
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model import load_model
+from windtunnel.physics.model.layers.attention import attention_operations
 from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.mixers import Recurrent
-from windtunnel.physics.model.operations import Shard
+from windtunnel.physics.model.operations import Operation, Shard, Transfer
 
 B200 = parse_cluster("b200-sxm:8").gpu
 tables = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="the package with the tables is missing")
@@ -69,3 +70,50 @@ def test_decoding_reads_and_writes_the_state() -> None:
     assert isinstance(mixer, Recurrent)
     spent = mixer_s(B200, "vllm", mixer, 1, 512, 1)
     assert spent > 512 * 2 * mixer.state_bytes() / B200.memory_bandwidth_bytes_per_s
+
+
+def _mixer(shard: Shard) -> list[Operation]:
+    layer = next(
+        one for one, _ in load_model("qwen3-next-80b-a3b").distinct_layers() if isinstance(one.attention, Recurrent)
+    )
+    return attention_operations(layer.attention, load_model("qwen3-next-80b-a3b"), shard)
+
+
+def test_what_stands_beside_a_gated_delta_rule_by_hand() -> None:
+    """Qwen3-Next: queries and keys of 2 x 16 x 128, values of 32 x 128, so 4,096 numbers each, of 4,096 tokens."""
+    gates = next(op for op in _mixer(Shard(batch=1, seq_len=4096)) if op.name == "gates")
+    assert gates.forward_bytes == 4096 * 2 * (3 * 4096 + 11 * 4096)
+    assert gates.backward_bytes == 4096 * 2 * (7 * 4096 + 16 * 4096)
+    eager = next(op for op in _mixer(Shard(batch=1, seq_len=4096, fused=False)) if op.name == "gates")
+    assert eager.forward_bytes == 4096 * 2 * (3 * 4096 + 34 * 4096)
+    assert eager.kernels > gates.kernels
+
+
+def test_context_parallel_ranks_of_megatron_walk_along_the_whole_sequence() -> None:
+    """All tokens of eight heads, between two all-to-alls; elsewhere a quarter of the tokens, and a state sent on."""
+    shard = Shard(batch=1, seq_len=131072, cp=4, exchanges_heads=True)
+    ops = _mixer(shard)
+    assert [op.name for op in ops] == ["qkv", "heads_to_ranks", "core_attention", "gates", "ranks_to_heads", "out"]
+    assert ops[2].shape == (1, 131072, 8.0, 128, 128, 1)
+    assert ops[2].before is None
+    assert ops[1].before == Transfer("all_to_all", "cp", 32768 * 2 * (2 * 2048 + 2 * 4096 + 64))
+    handed = _mixer(Shard(batch=1, seq_len=131072, cp=4))
+    scan = next(op for op in handed if op.kind == "scan")
+    assert scan.shape[-1] == 4
+    assert scan.before is not None
+    assert scan.before.kind == "send_recv"
+    assert scan.flops == ops[2].flops
+
+
+@tables
+def test_few_heads_over_all_tokens_take_longer_than_all_heads_over_few() -> None:
+    """One sequence is walked along chunk by chunk: a state waits for the one before it, however few heads there are."""
+    h100 = parse_cluster("h100-sxm:8").gpu
+    spread, whole = (
+        next(scan_price(h100, op, backward=False).seconds for op in _mixer(shard) if op.kind == "scan")
+        for shard in (
+            Shard(batch=1, seq_len=131072, cp=8),
+            Shard(batch=1, seq_len=131072, cp=8, exchanges_heads=True),
+        )
+    )
+    assert whole > 2 * spread

@@ -40,6 +40,12 @@ def test_of_one_project_the_band_is_the_mean_of_what_its_runs_and_their_parts_sa
     assert own**2 == pytest.approx(like**2 * (0.1**2 + 0.2**2) / 2 / 0.2**2)
 
 
+def test_a_host_that_launches_experts_one_by_one_is_less_certain() -> None:
+    sigma = {"software": 0.0, "host": 0.1, "host_moe": 0.2, "attention": 0.1, "other": 0.0}
+    dense, mixture = (band_of({"host": 50, "attention": 50}, 0.0, sigma, experts=one).high - 1 for one in (False, True))
+    assert mixture**2 == pytest.approx(dense**2 * (0.2**2 + 0.1**2) / (2 * 0.1**2))
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
@@ -54,6 +60,14 @@ def test_distance_from_it_makes_the_band_wider_and_is_said(plan: dict[str, Any],
     far, reason = width(**plan)
     assert far > width()[0]
     assert words in reason
+
+
+def test_images_whose_loading_is_left_out_make_the_band_wider_and_are_said() -> None:
+    seen = [
+        predict("qwen3-vl-8b", "h100-sxm:16", {**DENSE, **plan}) for plan in ({}, {"images": 8, "image_patches": 1024})
+    ]
+    assert seen[1].band_reason.startswith("the step may wait for images")
+    assert seen[1].step_time_p95_ns / seen[1].step_time_ns > seen[0].step_time_p95_ns / seen[0].step_time_ns + 0.5
 
 
 def test_mixtures_have_the_error_of_mixtures() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from windtunnel.physics.model.architecture import Attention, Model
 from windtunnel.physics.model.layers.parts import linear, transferred
-from windtunnel.physics.model.mixers import Compressed, Extended, Indexed, Recurrent, absent
+from windtunnel.physics.model.mixers import DELTA_RULE, Compressed, Extended, Indexed, Recurrent, absent
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 
 
@@ -151,8 +151,8 @@ def _rotated_latents(attention: Attention, shard: Shard, heads: float) -> Operat
 def _recurrent(mixer: Recurrent, model: Model, shard: Shard) -> list[Operation]:
     """A mixer with a fixed state: one projection in, convolution and scan over chunks, one projection out.
 
-    Heads are divided over tensor-parallel ranks; context-parallel ones hand states on. Kept: what the scan reads and
-    gives, and a state per chunk in fp32.
+    Heads are divided over tensor-parallel ranks; context-parallel ones hand states on, or have all tokens of some heads
+    each (`exchanges_heads`). Kept: what the scan reads and gives, and a state per chunk in fp32.
     """
     t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
     width, value = mixer.in_width / shard.tp, mixer.heads * mixer.value_head_dim / shard.tp
@@ -160,11 +160,13 @@ def _recurrent(mixer: Recurrent, model: Model, shard: Shard) -> list[Operation]:
     state = 0.0 if mixer.form == "conv" else mixer.heads * mixer.head_dim * mixer.value_head_dim * 4.0 / shard.tp
     chunks = t / mixer.chunk
     read = t * (width + mixer.conv_channels / shard.tp) * w
+    whole = shard.cp > 1 and (shard.exchanges_heads or shard.cp_kind == "ulysses")
+    heads, cp = (max(1.0, mixer.heads / shard.tp / shard.cp), 1) if whole else (mixer.heads / shard.tp, shard.cp)
     scan = Operation(
         "core_attention",
         "core_attention",
         "scan",
-        shape=(shard.batch, shard.seq_len, mixer.heads / shard.tp, mixer.head_dim, mixer.value_head_dim, shard.cp),
+        shape=(shard.batch, shard.seq_len, heads, mixer.head_dim, mixer.value_head_dim, cp),
         flops=t * mixer.scan_flops(mixer.chunk) / shard.tp,
         forward_bytes=2.0 * read + t * value * w + 2.0 * chunks * state,
         backward_bytes=4.0 * read + 2.0 * t * value * w + 4.0 * chunks * state,
@@ -172,10 +174,49 @@ def _recurrent(mixer: Recurrent, model: Model, shard: Shard) -> list[Operation]:
         output_bytes=t * value * w,
         kernels=1 if mixer.form == "conv" else 6,
         variant=mixer.form,
-        before=Transfer("send_recv", "cp", shard.batch * state) if shard.cp > 1 and state else None,
+        before=Transfer("send_recv", "cp", shard.batch * state) if cp > 1 and state else None,
     )
+    ops = [scan, *_beside_scan(mixer, shard, width if whole else 0.0)]
+    if whole:
+        ops.insert(0, transferred("heads_to_ranks", Transfer("all_to_all", "cp", t * width * w)))
+        ops.append(transferred("ranks_to_heads", Transfer("all_to_all", "cp", t * value * w)))
     projection = linear("qkv", "attention", t, width + rest, h, shard, side="column")
-    return [projection, scan, linear("out", "attention", t, h, value, shard, side="row")]
+    return [projection, *ops, linear("out", "attention", t, h, value, shard, side="row")]
+
+
+def _beside_scan(mixer: Recurrent, shard: Shard, exchanged: float) -> list[Operation]:
+    """What moves elements before and behind the kernels of a gated delta rule, and around an exchange of heads.
+
+    Elements read and written per token, counted in Megatron-Core (`ssm/gated_delta_net`, 2026-08), K of queries and
+    keys each, V of values. Forward: slices of the projection made contiguous (4 K + 4 V), queries and keys repeated for
+    heads of values (2 K + 2 V), the output's norm (2 V) and gate (3 V). Backward: gate 5 V, norm 3 V, repeats
+    2 K + 2 V, gradients of slices joined three times (12 K + 6 V). Norm and gate op by op in fp32: 28 V and 44 V. The
+    norms of queries and keys are in the kernels' own times. An exchange sorts columns, packs them and undoes how a
+    ring balances tokens, and back.
+    """
+    value = mixer.heads * mixer.value_head_dim / shard.tp
+    forward = backward = 6.0 * exchanged + 4.0 * value if exchanged else 0.0
+    delta = mixer.form in DELTA_RULE
+    if delta:
+        keys = mixer.conv_channels / shard.tp - value  # queries and keys together
+        norm, norm_back = (5.0, 8.0) if shard.fused or shard.fused_norms else (28.0, 44.0)
+        forward += 3.0 * keys + (6.0 + norm) * value
+        backward += 7.0 * keys + (8.0 + norm_back) * value
+    elif not exchanged:
+        return []
+    bytes_of = shard.tokens * shard.activation_bytes
+    kernels = 4 * (exchanged > 0) + delta * (6 if shard.fused else 12)
+    return [
+        Operation(
+            "gates",
+            "attention",
+            "memory",
+            forward_bytes=bytes_of * forward,
+            backward_bytes=bytes_of * backward,
+            output_bytes=bytes_of * value,
+            kernels=kernels,
+        )
+    ]
 
 
 def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: float) -> list[Operation]:

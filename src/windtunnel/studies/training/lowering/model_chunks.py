@@ -68,6 +68,7 @@ def shard_of(layout: Layout) -> Shard:
         seq_len=plan.seq_len,
         cp=plan.cp,
         cp_kind=plan.cp_kind,
+        exchanges_heads=plan.framework == "megatron",  # `tensor_a2a_cp2hp`; elsewhere flash-linear-attention hands on
         tp=plan.tp,
         sequence_parallel=bool(plan.sequence_parallel),
         ep=plan.ep,
