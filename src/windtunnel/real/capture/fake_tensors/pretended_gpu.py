@@ -59,9 +59,11 @@ class PretendedCuda:
         """Call `watcher` with every new current device."""
         self._watchers.append(watcher)
 
-    def next_stream(self) -> int:
+    def next_stream(self, *, made_by_script: bool = False) -> int:
         """A number for a new stream."""
         self._streams += 1
+        if made_by_script and self.order is not None:
+            self.order.made_by_script.add(self._streams)
         return self._streams
 
     def use_stream(self, stream: int) -> int:
@@ -79,6 +81,11 @@ class PretendedCuda:
         """The stream goes on after `moment`."""
         if self.order is not None:
             self.order.wait(stream, moment)
+
+    def passed(self, moment: Moment) -> None:
+        """The host has seen that an event is over."""
+        if self.order is not None:
+            self.order.host_waited(moment)
 
     def synchronise(self, what: str, moment: Moment | None = None) -> None:
         """The host waits."""
