@@ -84,7 +84,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             state.synchronise("stream", state.moment(self.stream_id))
 
         def query(self) -> bool:
-            state.passed(state.moment(self.stream_id))
+            state.synchronise("", state.moment(self.stream_id))
             return True
 
         def is_capturing(self) -> bool:
@@ -120,7 +120,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             state.wait(state.stream if stream is None else stream.stream_id, self.moment)
 
         def query(self) -> bool:
-            state.passed(self.moment)
+            state.synchronise("", self.moment)
             return True
 
         def synchronize(self) -> None:

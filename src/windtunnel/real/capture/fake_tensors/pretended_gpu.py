@@ -82,13 +82,8 @@ class PretendedCuda:
         if self.order is not None:
             self.order.wait(stream, moment)
 
-    def passed(self, moment: Moment) -> None:
-        """The host has seen that an event is over."""
-        if self.order is not None:
-            self.order.host_waited(moment)
-
     def synchronise(self, what: str, moment: Moment | None = None) -> None:
-        """The host waits."""
+        """The host waits; "": it only sees that this is over."""
         if self.order is not None:
             self.order.synchronise(what, moment)
 

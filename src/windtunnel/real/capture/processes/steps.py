@@ -28,10 +28,8 @@ from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.equality import digest
 
 LEAST_BUDGET_S = 10.0  # of CPU time, for steps beyond the wanted one
-LEAST_LATE_S, LATE_SHARE = (
-    1.0,
-    0.25,
-)  # of CPU time for steps that are only compared: seconds, of what it has cost so far
+LEAST_LATE_S = 1.0  # of CPU time, for steps that are only compared
+LATE_SHARE = 0.25  # the same, of what it has cost so far
 LOOKS = 2  # which loop goes on from step to step shows in two
 MOST_FIRST = 8  # steps, from the wanted one on, that may differ before they repeat
 SURE = 8  # steps that have to repeat where one before them did not, and two more for each such
@@ -70,7 +68,7 @@ class Steps:
         self._ran = 0  # steps of `digests`, before any were left out
         self._late = 0  # steps after those, which are only compared
         self._compared = 0  # all of them, where there are late ones
-        self._settled_s = 0.0  # when the kept ones were over
+        self._settled_s, self._may_part = 0.0, False  # when the kept ones were over; whether rounds may be left then
 
     def look(self) -> None:
         """A step ends here. How many there are is for rank 0 to say; another rank looks twice, or where it is alone."""
@@ -121,8 +119,7 @@ class Steps:
         """Whether rank 0 runs one more step, that is only compared."""
         seen = self._wanted - 2 + self._ran + self._late
         spent_s, budget_s = time.process_time() - self._settled_s, max(LEAST_LATE_S, LATE_SHARE * self._settled_s)
-        may_part = bool(self.loop.leaves) and not is_joined(sorted(self._files()))
-        another = may_part and seen < MOST_STEPS and spent_s < budget_s
+        another = self._may_part and seen < MOST_STEPS and spent_s < budget_s
         if another:
             self._box.post(_key(seen), ON)
         else:
@@ -162,6 +159,7 @@ class Steps:
     def _settle(self) -> None:
         """Find the period, and leave out what only repeats."""
         self._settled_s = time.process_time()
+        self._may_part = bool(self.loop.leaves) and not is_joined(sorted(self._files()))
         repetition = self._repetition()
         if repetition is not None:
             self._period = repetition[1]
@@ -179,8 +177,8 @@ class Steps:
         return f"{len(self.digests)} {self._compared + more}".encode()
 
     def _keep_as_told(self, word: bytes) -> None:
-        count, self._compared = map(int, word.split())
-        self._keep(count)
+        kept, self._compared = map(int, word.split())
+        self._keep(kept)
 
     def _keep(self, count: int) -> None:
         del self.digests[count:]

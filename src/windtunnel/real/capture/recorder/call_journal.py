@@ -114,18 +114,15 @@ class CallJournal:
         line, at = call_site(4), writer - self._rows.base
         if (line, "stream") in self._races or len(self._races) >= MOST_RACES:
             return
-        row = self._rows.rows[at] if at >= 0 else None
-        if row is not None and "empty" in row[0]:
+        row = self._rows.rows[at] if at >= 0 else ("an earlier step", *[None] * COMMUNICATION)
+        if "empty" in row[0]:
             return  # it wrote nothing
-        call = row[COMMUNICATION] if row is not None else None
-        what = f"what {row[0]}" if row is not None else "what an earlier step"
         at_line = f" at {self._rows.lines[writer]}" if writer in self._rows.lines else ""
         text = (
-            f"rank {self._log.rank} takes at {line}, on one stream, {what}{at_line} wrote on another, and nothing makes"
-            " the one wait for the other: call wait_stream (or wait for an event) first, or the values are old, new or"
-            " a mixture"
+            f"rank {self._log.rank} takes at {line}, on one stream, what {row[0]}{at_line} wrote on another, which that"
+            " does not wait for: call wait_stream (or wait for an event) first, or the values are old, new or a mixture"
         )
-        where = group or (self.group_text(call) if call is not None else "")
+        where = group or (self.group_text(row[COMMUNICATION]) if row[COMMUNICATION] is not None else "")
         self._races[line, "stream"] = Finding("race", (self._log.rank,), where, line, text, CORRUPT)
 
     def group_text(self, call: Communication) -> str:

@@ -88,11 +88,12 @@ class StreamOrder:
 
     def synchronise(self, what: str, moment: Moment | None = None) -> None:
         """The host waits, for a moment or for everything."""
-        ops = moment.ops if moment is not None else {s.last for s in self._streams.values() if s.last >= 0}
         if moment is None:
-            moment = Moment(done=dict.fromkeys(self._streams, self._count() - 1))
+            ops = frozenset(s.last for s in self._streams.values() if s.last >= 0)
+            moment = Moment(ops, dict.fromkeys(self._streams, self._count() - 1))
         self.host_waited(moment)
-        self._synchronised(what, set(ops))
+        if what:
+            self._synchronised(what, set(moment.ops))
 
     # ---- what comes too early
 
@@ -102,7 +103,7 @@ class StreamOrder:
         self._exchanged = {op: moment for op, moment in self._exchanged.items() if op >= before}
 
     def host_waited(self, moment: Moment | None = None) -> None:
-        """What the host issues from now on comes after `moment`; without one, after all that the current stream has."""
+        """What is issued from now on comes after `moment`; without one, after all that the current stream has."""
         moment = moment or self.moment(self._current)
         for done in (self._host, *(stream.done for stream in self._streams.values())):
             _merge(done, moment.done)
@@ -119,9 +120,7 @@ class StreamOrder:
                 _merge(self._streams[self._current].done, self._exchanged.pop(op).done)
 
     def is_unordered(self, op: int, base: int) -> bool:
-        """Whether the current stream's next op may come before this one, of another stream; of the default one, of
-        ops from `base` on.
-        """
+        """Whether the current stream does not wait for this op of another; of the default one, for any from `base`."""
         stream = self._beside.get(op, 0)
         if stream == self._current or self.made_by_script.isdisjoint((stream, self._current)):
             return False
