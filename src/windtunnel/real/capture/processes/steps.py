@@ -167,9 +167,8 @@ class Steps:
 
     def _say_last(self) -> None:
         """Tell the others how many steps to run and to keep."""
-        if self._late:
-            self._compared = self._ran + self._late
-        for number in {self._compared} if self._late else {len(self.digests), self._ran}:
+        self._compared = self._ran + self._late if self._late else 0
+        for number in {self._compared or len(self.digests), self._compared or self._ran}:
             self._box.post(_key(self._wanted - 1 + number), self._word())
         self._box.post(LAST, self._word())
 

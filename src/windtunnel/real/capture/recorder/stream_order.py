@@ -2,7 +2,6 @@
 
 On one stream ops run in the order they were issued; nothing needs saying. Waiting for a stream or an event means: the
 next op of the waiting stream comes after the last op that was issued on the other before it was recorded.
-
 Of each stream is known, too, up to which op every other stream is done before its next op: an op that takes what
 another stream wrote later than that may come too early. Only streams that the script makes itself are looked at.
 """
@@ -100,7 +99,6 @@ class StreamOrder:
     def forget(self, before: int) -> None:
         """Ops before this one are no longer looked at."""
         self._beside = {op: stream for op, stream in self._beside.items() if op >= before}
-        self._exchanged = {op: moment for op, moment in self._exchanged.items() if op >= before}
 
     def host_waited(self, moment: Moment | None = None) -> None:
         """What is issued from now on comes after `moment`; without one, after all that the current stream has."""
