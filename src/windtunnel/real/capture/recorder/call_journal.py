@@ -114,15 +114,17 @@ class CallJournal:
         line, at = call_site(4), writer - self._rows.base
         if (line, "stream") in self._races or len(self._races) >= MOST_RACES:
             return
-        row = self._rows.rows[at] if at >= 0 else ("an earlier step", *[None] * COMMUNICATION)
-        if "empty" in row[0]:
+        name, call = "an earlier step", None
+        if at >= 0:
+            name, call = self._rows.rows[at][0], self._rows.rows[at][COMMUNICATION]
+        if "empty" in name:
             return  # it wrote nothing
         at_line = f" at {self._rows.lines[writer]}" if writer in self._rows.lines else ""
         text = (
-            f"rank {self._log.rank} takes at {line}, on one stream, what {row[0]}{at_line} wrote on another, which that"
+            f"rank {self._log.rank} takes at {line}, on one stream, what {name}{at_line} wrote on another, which that"
             " does not wait for: call wait_stream (or wait for an event) first, or the values are old, new or a mixture"
         )
-        where = group or (self.group_text(row[COMMUNICATION]) if row[COMMUNICATION] is not None else "")
+        where = group or (self.group_text(call) if call is not None else "")
         self._races[line, "stream"] = Finding("race", (self._log.rank,), where, line, text, CORRUPT)
 
     def group_text(self, call: Communication) -> str:
