@@ -34,7 +34,9 @@ def megatron_extension(folder: Path, inputs: Path) -> None:
     headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
     how = ("g++", "-O3", "-shared", "-std=c++17", "-fPIC", *headers)
     subprocess.run([*how, str(place / "helpers.cpp"), "-o", str(made)], check=True)
-    subprocess.run(["make", "-C", str(place)], check=True)  # by its own reckoning of names: else each start compiles
+    first = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # make asks "python3" for headers
+    # By its own reckoning of names: else each start compiles.
+    subprocess.run(["make", "-C", str(place)], check=True, env={**os.environ, "PATH": first})
 
 
 def nanochat_tokenizer(folder: Path, inputs: Path) -> None:

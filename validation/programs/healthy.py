@@ -1,6 +1,6 @@
 """Fifty healthy programs: the debugger is to say nothing of any, and each is to be captured and predicted.
 
-    python validation/programs/healthy.py [--only "ddp"] [--ranks 4]
+    python validation/programs/healthy.py [--only "ddp"] [--slice 0 10] [--ranks 4]
     python validation/programs/healthy.py --truth --count 20    # on the CPU: real gloo ranks against a capture
 
 Each is put together of parts that people put together: how the model is divided (nothing, DistributedDataParallel,
@@ -466,12 +466,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--slice", type=int, nargs=2, default=(0, 1000), help="from which to before which")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--show", action="store_true", help="print the scripts instead")
     parser.add_argument("--truth", action="store_true", help="hold captures against real ranks instead")
     given = parser.parse_args()
     wrong, count = 0, 0
-    for name, script in programs(given.count).items():
+    for name, script in [*programs(given.count).items()][slice(*given.slice)]:
         if name.startswith(given.only):
             count += 1
             if given.show:

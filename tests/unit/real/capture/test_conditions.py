@@ -104,7 +104,7 @@ def test_loops_inside_the_loop_and_what_lies_behind_them(tmp_path: Path) -> None
 def test_rounds_that_may_be_left_by_some_ranks_are_named(tmp_path: Path) -> None:
     body = "x = [1] * 9\nwhile True:\n    try:\n        x.pop()\n    except IndexError:\n        break\n    ended()\n"
     left = "for k in range(2):\n    if len(x) > k:\n        continue\n    if k == 7:\n        break\n    ended()\n"
-    says = "leaves a round: whether it does on some ranks alone was not seen"
+    says = "leaves a round: whether it does on some ranks alone was not seen behind step 20"
     inner = "for k in range(2):\n    for p in [1, None]:\n        if p is None:\n            continue\n    ended()\n"
     assert not any(says in text for text in run(inner, tmp_path).unseen(2))  # a loop within the step
     assert run(body, tmp_path).unseen(20) == [f"train.py:5: `except IndexError` {says}"]

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
+from every_case import over  # noqa: E402
 from small_models import Decoder, recorded, train  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -89,6 +90,56 @@ def test_streams_and_events_become_dependencies() -> None:
     ]
     assert program.ops[5].kind == "sync"
     del x
+
+
+STREAMS = {  # what a script does with x, which the default stream has made: is a wait missing?
+    "one stream": ("x * 2", False),
+    "read on the side": ("with torch.cuda.stream(side): x * 2", True),
+    "side waits": ("side.wait_stream(here)\nwith torch.cuda.stream(side): x * 2", False),
+    "side waits for what was before": ("side.wait_stream(here)\nx.add_(1)\nwith torch.cuda.stream(side): x * 2", True),
+    "an event": ("event.record()\nwith torch.cuda.stream(side):\n event.wait()\n x * 2", False),
+    "the host waits": ("torch.cuda.synchronize()\nwith torch.cuda.stream(side): x * 2", False),
+    "the host reads": ("x.sum().item()\nwith torch.cuda.stream(side): x * 2", False),
+    "the host asks": ("event.record()\nevent.query()\nwith torch.cuda.stream(side): x * 2", False),
+    "a third in between": (
+        "side.wait_stream(here)\nthird = torch.cuda.Stream()\nthird.wait_stream(side)\n"
+        "with torch.cuda.stream(third): x * 2",
+        False,
+    ),
+    "written on the side": ("with torch.cuda.stream(side): y = torch.ones(4, device='cuda')\ny * 2", True),
+    "and waited for": (
+        "with torch.cuda.stream(side): y = torch.ones(4, device='cuda')\nhere.wait_stream(side)\ny * 2",
+        False,
+    ),
+    "fetched on the side": ("with torch.cuda.stream(side): y = host.to('cuda', non_blocking=True)\ny * 2", True),
+    "fetched while the host waits": ("with torch.cuda.stream(side): y = host.to('cuda')\ny * 2", False),
+    "written into what is empty": (
+        "y = torch.empty(4, device='cuda')\nwith torch.cuda.stream(side): y.copy_(torch.ones(4, device='cuda'))",
+        False,
+    ),
+    "parts of a buffer": (
+        "side.wait_stream(here)\nwith torch.cuda.stream(side): x[:2].add_(1)\nx[2:] * 2",
+        False,
+    ),
+    "made for the backward pass": (
+        "w = torch.ones(4, device='cuda', requires_grad=True)\nside.wait_stream(here)\n"
+        "with torch.cuda.stream(side): y = (w * x).sum()\nhere.wait_stream(side)\ny.backward()\nw.grad * 2",
+        False,
+    ),
+}
+
+
+@over("name", STREAMS)
+def test_what_another_stream_wrote_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, is_missing = STREAMS[name]
+    monkeypatch.setattr("windtunnel.real.capture.fake_tensors.pretend_cuda.is_script_file", lambda path: True)
+    with fake_tensors("cuda"), Recorder(0, 1) as recorder:
+        recorder.begin_step()
+        side, event, here = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.current_stream()
+        host, x = torch.ones(4).pin_memory(), torch.ones(4, device="cuda")
+        exec(source, {"torch": torch, "side": side, "event": event, "here": here, "host": host, "x": x})
+        recorder.end_step()
+    assert [race.kind for race in recorder.journal.races] == ["race"] * is_missing
 
 
 def test_copies_and_reads_are_told_apart_from_compute() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox
 from windtunnel.real.capture.processes.steps import Steps
+from windtunnel.real.capture.source.conditions import MOST_STEPS
 from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.program import Op, RankProgram
 
@@ -18,6 +19,7 @@ class Loop:
     """Conditions that say so many steps."""
 
     lengths: ClassVar[dict[tuple[str, int, str], int]] = {}
+    leaves: ClassVar[dict[str, None]] = {}
 
     def __init__(self, period: int) -> None:
         self._period = period
@@ -37,8 +39,8 @@ class Loop:
     def not_met(self, paths: Mapping[str, str]) -> list[str]:
         return list(paths.values())
 
-    def unseen(self, steps: int) -> list[str]:
-        return [f"of {steps}"]
+    def unseen(self, steps: int, compared: int) -> list[str]:
+        return [f"of {steps}"] if compared >= steps else []
 
 
 def program(ops: int) -> RankProgram:
@@ -144,3 +146,23 @@ def test_who_runs_more_steps_than_rank_0_has_is_told_that_there_are_none(tmp_pat
     first.close()  # the script is over
     assert beside.take(program(3))
     assert steps_of(tmp_path, 2, 9).take(program(3))
+
+
+def test_where_a_round_may_be_left_all_go_on_and_only_compare(tmp_path: Path) -> None:
+    first, other, short = (steps_of(tmp_path, rank, 1) for rank in (0, 1, 2))
+    first.loop.leaves = {"train.py:5: `except StopIteration`": None}  # type: ignore[misc]
+    assert taken(first, "ab") == MOST_STEPS - 1  # the first of all was not wanted
+    assert taken(other, "ab") == MOST_STEPS - 1
+    assert not any(short.take(program(1)) for _ in range(9))
+    short.close()
+    for steps in (first, other, short):
+        assert (len(steps.digests), steps.last_step) == (1, MOST_STEPS)
+
+
+def test_who_goes_round_once_more_than_rank_0_is_compared_so_far(tmp_path: Path) -> None:
+    first, other = (steps_of(tmp_path, rank, 1) for rank in (0, 1))
+    first.loop.leaves = {"train.py:5: `except StopIteration`": None}  # type: ignore[misc]
+    assert not any(first.take(program(1)) for _ in range(9))
+    first.close()
+    assert taken(other, "a") == 10
+    assert (first.last_step, other.last_step) == (10, 11)

@@ -117,6 +117,11 @@ def _frame_of(path: str) -> tuple[bool, bool, str]:
     return outside, outside, real.removeprefix(here) if real.startswith(here) else path
 
 
+def is_script_file(path: str) -> bool:
+    """Whether a file is the user's own, and no installed package."""
+    return _frame_of(path)[1]
+
+
 def script_name(path: str) -> str:
     """The short name of a file of the script or of a package that it uses; "" for Python's, PyTorch's and ours."""
     outside, _, name = _frame_of(path)

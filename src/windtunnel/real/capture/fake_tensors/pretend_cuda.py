@@ -7,11 +7,13 @@ put back on exit.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import UserError
+from windtunnel.real.capture.fake_tensors.control_flow import is_script_file
 from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda, PretendedGpu
 from windtunnel.real.capture.recorder.stream_order import Moment
 from windtunnel.real.capture.torch_private import cuda as compat
@@ -58,7 +60,8 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
     class Stream:
         def __init__(self, device: torch.device = None, priority: int = 0, **kwargs: int) -> None:
             number = kwargs.get("stream_id")
-            self.stream_id = state.next_stream() if number is None else int(number)
+            own = is_script_file(sys._getframe(1).f_code.co_filename)
+            self.stream_id = state.next_stream(made_by_script=own) if number is None else int(number)
             self.cuda_stream = self.stream_id
             self.priority = priority
             index = getattr(device, "index", device if isinstance(device, int) else None)
@@ -81,6 +84,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             state.synchronise("stream", state.moment(self.stream_id))
 
         def query(self) -> bool:
+            state.synchronise("", state.moment(self.stream_id))
             return True
 
         def is_capturing(self) -> bool:
@@ -116,6 +120,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             state.wait(state.stream if stream is None else stream.stream_id, self.moment)
 
         def query(self) -> bool:
+            state.synchronise("", self.moment)
             return True
 
         def synchronize(self) -> None:

@@ -59,9 +59,11 @@ class PretendedCuda:
         """Call `watcher` with every new current device."""
         self._watchers.append(watcher)
 
-    def next_stream(self) -> int:
+    def next_stream(self, *, made_by_script: bool = False) -> int:
         """A number for a new stream."""
         self._streams += 1
+        if made_by_script and self.order is not None:
+            self.order.made_by_script.add(self._streams)
         return self._streams
 
     def use_stream(self, stream: int) -> int:
@@ -81,7 +83,7 @@ class PretendedCuda:
             self.order.wait(stream, moment)
 
     def synchronise(self, what: str, moment: Moment | None = None) -> None:
-        """The host waits."""
+        """The host waits; "": it only sees that this is over."""
         if self.order is not None:
             self.order.synchronise(what, moment)
 

@@ -5,6 +5,9 @@ is still a first time (control messages, as DistributedDataParallel's second ste
 nobody sees them, or a loop inside the loop. Then rank 0 goes on, as long as that costs no more than it has cost so far:
 until the conditions have held, or else until it has seen the same steps twice over. The others run as many as it then
 says: those before the steps repeat, and one period.
+
+Where a test or an error of which nothing is known may end a round (`except StopIteration: break`), on some ranks alone
+maybe, all go on for a while: these steps are not kept, but what they call is compared.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from hashlib import blake2b
 
 from windtunnel.real.capture.fake_tensors.control_flow import script_name
 from windtunnel.real.capture.processes.file_mailbox import STEPS, FileMailbox
+from windtunnel.real.capture.source.branches import is_joined
 from windtunnel.real.capture.source.conditions import MOST_STEPS, Loop
 from windtunnel.real.capture.source.rank_tests import numbers_held
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.equality import digest
 
 LEAST_BUDGET_S = 10.0  # of CPU time, for steps beyond the wanted one
+LEAST_LATE_S = 1.0  # of CPU time, for steps that are only compared
+LATE_SHARE = 0.25  # the same, of what it has cost so far
 LOOKS = 2  # which loop goes on from step to step shows in two
 MOST_FIRST = 8  # steps, from the wanted one on, that may differ before they repeat
 SURE = 8  # steps that have to repeat where one before them did not, and two more for each such
@@ -60,10 +66,13 @@ class Steps:
         self._period = 0  # after which they repeat; 0: not seen
         self._least = 1  # steps that conditions ask for
         self._ran = 0  # steps of `digests`, before any were left out
+        self._late = 0  # steps after those, which are only compared
+        self._compared = 0  # all of them, where there are late ones
+        self._settled_s, self._may_part = 0.0, False  # when the kept ones were over; whether rounds may be left then
 
     def look(self) -> None:
         """A step ends here. How many there are is for rank 0 to say; another rank looks twice, or where it is alone."""
-        if self._rank and self._goes_on and self._looks >= LOOKS:
+        if self._late or (self._rank and self._goes_on and self._looks >= LOOKS):
             return
         self._looks += 1
         self._numbers = self._numbers or numbers_held(sys._getframe(2), script_name)
@@ -71,6 +80,10 @@ class Steps:
 
     def take(self, program: RankProgram) -> bool:
         """Keep a step; whether it was the last."""
+        if self._late:
+            self._late += 1
+            self.done = not self._goes_late()
+            return self.done
         key = digest(program)
         program = replace(program, facts={**program.facts, "step": self._wanted + len(self.digests)})
         self.digests.append(key)
@@ -90,13 +103,27 @@ class Steps:
         if self._rank:
             word = self._box.get(_key(seen), self._timeout_s)
             if word != ON:
-                self._keep(int(word))
+                self._keep_as_told(word)
             return word == ON
         budget_s = max(LEAST_BUDGET_S, self._spent_s)
         another = self._wants_more(seen) and time.process_time() - self._spent_s < budget_s
         if another:
             self._box.post(_key(seen), ON)
         else:
+            self._settle()
+            self._late = 1
+            another = self._goes_late()
+        return another
+
+    def _goes_late(self) -> bool:
+        """Whether rank 0 runs one more step, that is only compared."""
+        seen = self._wanted - 2 + self._ran + self._late
+        spent_s, budget_s = time.process_time() - self._settled_s, max(LEAST_LATE_S, LATE_SHARE * self._settled_s)
+        another = self._may_part and seen < MOST_STEPS and spent_s < budget_s
+        if another:
+            self._box.post(_key(seen), ON)
+        else:
+            self._late -= 1
             self._say_last()
         return another
 
@@ -129,16 +156,28 @@ class Steps:
         digests = self.digests[first:]
         return all(word == other for word, other in zip(digests, digests[period:], strict=False))
 
-    def _say_last(self) -> None:
-        """Tell the others how many to run, and leave out what only repeats."""
+    def _settle(self) -> None:
+        """Find the period, and leave out what only repeats."""
+        self._settled_s = time.process_time()
+        self._may_part = bool(self.loop.leaves) and not is_joined(sorted(self._files()))
         repetition = self._repetition()
         if repetition is not None:
             self._period = repetition[1]
             self._keep(max(sum(repetition), self._least))
-        count = str(len(self.digests)).encode()
-        for number in {len(self.digests), self._ran}:
-            self._box.post(_key(self._wanted - 1 + number), count)
-        self._box.post(LAST, count)
+
+    def _say_last(self) -> None:
+        """Tell the others how many steps to run and to keep."""
+        self._compared = self._ran + self._late if self._late else 0
+        for number in {self._compared or len(self.digests), self._compared or self._ran}:
+            self._box.post(_key(self._wanted - 1 + number), self._word())
+        self._box.post(LAST, self._word())
+
+    def _word(self, more: int = 0) -> bytes:
+        return f"{len(self.digests)} {self._compared + more}".encode()
+
+    def _keep_as_told(self, word: bytes) -> None:
+        kept, self._compared = map(int, word.split())
+        self._keep(kept)
 
     def _keep(self, count: int) -> None:
         del self.digests[count:]
@@ -153,18 +192,24 @@ class Steps:
             return
         if not self.digests:
             if not self._rank:  # whoever comes to the wanted step ends with it
-                self._box.post(_key(self._wanted), b"1")
+                self._box.post(_key(self._wanted), b"1 0")
             return
         if self._rank:
-            self._keep(int(self._box.get(LAST, self._timeout_s)))
+            self._keep_as_told(self._box.get(LAST, self._timeout_s))
         else:
-            self._say_last()
-            self._box.post(_key(self._wanted + self._ran), str(len(self.digests)).encode())
+            if self._late:  # all were told to go on from its last whole step; who takes another is compared so far
+                self._late -= 1
+                self._compared = self._ran + self._late
+                self._box.post(LAST, self._word())
+            else:
+                self._settle()
+                self._say_last()
+            self._box.post(_key(self._wanted + self._ran + self._late), self._word(int(self._compared > 0)))
 
     @property
     def last_step(self) -> int | None:
         """The number of the last step that all ranks run; None where this one has come to none."""
-        return self._wanted - 1 + len(self.digests) if self.digests else None
+        return self._wanted - 1 + (self._compared or len(self.digests)) if self.digests else None
 
     @property
     def main(self) -> str:
@@ -182,7 +227,7 @@ class Steps:
     def unseen(self) -> list[str]:
         """What may lie beyond the steps that were run."""
         seen = self._wanted - 1 + self._ran
-        texts = self.loop.unseen(seen)
+        texts = self.loop.unseen(seen, seen + self._late)
         if self._goes_on and not self._rank and self._ran and not self._period:
             texts.append(f"steps {self._wanted} to {seen} differ and were not seen to repeat: more are needed")
         return texts + [f"{words} was not evaluated, and {seen} steps were seen" for words in self._hidden]

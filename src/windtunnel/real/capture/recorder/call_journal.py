@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from windtunnel.real.capture.fake_tensors.control_flow import call_site
-from windtunnel.real.capture.recorder.rows import Flight, Rows, is_aside
+from windtunnel.real.capture.recorder.rows import COMMUNICATION, Flight, Rows, is_aside
 from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, GroupEntry
@@ -93,7 +93,7 @@ class CallJournal:
         call = flight.call
         if (line, flight.line) in self._races or len(self._races) >= MOST_RACES:
             return
-        group = self._group_text(call)
+        group = self.group_text(call)
         text = (
             f"rank {self._log.rank} reads or writes at {line} what {call.kind} at {flight.line} in group {group} still"
             f" writes (op {op}): wait for its handle first, or the values are old, new or a mixture"
@@ -102,14 +102,33 @@ class CallJournal:
 
     def note_overlap(self, call: Communication) -> None:
         """The parts that a call brings are to lie in one tensor: `[x] * size`."""
-        group = self._group_text(call)
+        group = self.group_text(call)
         text = (
             f"rank {self._log.rank}: {call.kind} at {self.line} in group {group} is given the same tensor for several"
             " members, so the last part is all that is left: make a tensor for each"
         )
         self._races.setdefault((self.line, ""), Finding("overlap", (self._log.rank,), group, self.line, text, CORRUPT))
 
-    def _group_text(self, call: Communication) -> str:
+    def note_unordered(self, writer: int, group: str) -> None:
+        """An op meets what another stream wrote, and its own did not wait for."""
+        line, at = call_site(4), writer - self._rows.base
+        if (line, "stream") in self._races or len(self._races) >= MOST_RACES:
+            return
+        name, call = "an earlier step", None
+        if at >= 0:
+            name, call = self._rows.rows[at][0], self._rows.rows[at][COMMUNICATION]
+        if "empty" in name:
+            return  # it wrote nothing
+        at_line = f" at {self._rows.lines[writer]}" if writer in self._rows.lines else ""
+        text = (
+            f"rank {self._log.rank} takes at {line}, on one stream, what {name}{at_line} wrote on another, which that"
+            " does not wait for: call wait_stream (or wait for an event) first, or the values are old, new or a mixture"
+        )
+        where = group or (self.group_text(call) if call is not None else "")
+        self._races[line, "stream"] = Finding("race", (self._log.rank,), where, line, text, CORRUPT)
+
+    def group_text(self, call: Communication) -> str:
+        """A group as findings name it."""
         number = self._numbers.get((call.group, id(call.members)))
         return self._log.groups[number].text(self._world_size) if number is not None else call.group
 

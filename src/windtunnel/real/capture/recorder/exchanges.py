@@ -54,6 +54,7 @@ class Exchanges:
         self._recorder = recorder
         self.before: Listener | None = None  # who listened before
         recorder.rows.on_race = self._raced
+        recorder.rows.on_unordered = recorder.journal.note_unordered
         self._hand = _InHand()
         self._issued: dict[int, tuple[Communication, int]] = {}  # by identity, until waited for: the op
         self._of_storage: dict[int, int] = {}  # storage -> the functional communication that fills it
@@ -151,6 +152,8 @@ class Exchanges:
         size = float(sum(recorder.rows.spec(t)[1] for t in inputs))
         place = self._place(inputs, after, facts.short.startswith("recv"))
         index = -1
+        if recorder.rows.streams.made_by_script and calls and calls[0] is not None:
+            recorder.rows.look_for_unordered(inputs, numbers, recorder.journal.group_text(calls[0]))
         for call in calls or [None]:
             index = recorder.rows.note(
                 *(facts.name, "communication", after, specs),

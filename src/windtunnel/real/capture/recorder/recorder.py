@@ -320,6 +320,7 @@ class Recorder:
         value = self.reader.read_value(func, facts, args, kwargs, inputs)
         on_device = [t for t in inputs if t.device.type == self.device]
         if on_device:
+            self.rows.streams.host_waited()
             self.rows.sync(self.rows.writers(on_device), tuple(self.rows.spec(t)[0] for t in inputs))
         if compiler.reading_breaks():
             self.where.graph_breaks()

@@ -91,6 +91,7 @@ class Rows:
         self.lines: dict[int, str] = {}  # of communications: the script's
         self.in_flight: dict[int, list[Flight]] = {}  # by storage: what is being exchanged, and nobody has waited for
         self.on_race: Callable[[Flight, int], None] = lambda flight, op: None
+        self.on_unordered: Callable[[int, str], None] = lambda writer, group: None
         self._specs: dict[tuple[object, ...], tuple[TensorSpec, int]] = {}
 
     def count(self) -> int:
@@ -100,6 +101,7 @@ class Rows:
     def begin(self, base: int) -> None:
         """A step begins with this op: forget those before it."""
         self.rows = self.rows[base - self.base :]
+        self.streams.forget(self.base)
         self.base = base
         self.lines = {op: line for op, line in self.lines.items() if op >= base}
 
@@ -225,6 +227,8 @@ class Rows:
         if waits:
             after = {*after, *waits}
         place = self.where.place_of(inputs)
+        if self.streams.made_by_script and place.phase != "backward":  # whose streams autograd orders
+            self.look_for_unordered(inputs, numbers)
         reads: tuple[tuple[int, int, int], ...] = ()
         writes: tuple[tuple[int, int], ...] = ()
         lies = 0
@@ -239,6 +243,8 @@ class Rows:
         issued_on = place.stream if not stream and place.phase == "backward" else stream
         row = (name, kind, specs, output_specs, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
         self._append((*row, reads, writes, lies))
+        if kind == "copy" and "non_blocking" not in scalars:
+            self.streams.host_waited()
 
     def _look_for_races(self, inputs: list[torch.Tensor], numbers: list[int]) -> None:
         """An op reads or writes what a communication is still writing."""
@@ -248,6 +254,14 @@ class Rows:
                 if extent is not None and flight.start < extent[1] and extent[0] < flight.end:
                     self.on_race(flight, self._count)
                     return
+
+    def look_for_unordered(self, inputs: Sequence[torch.Tensor], numbers: Sequence[int], group: str = "") -> None:
+        """An op takes a whole storage that another stream wrote, and nothing makes its own stream wait for that."""
+        writer, live = self.ledger.writer, self.ledger.live
+        for tensor, n in zip(inputs, numbers, strict=True):
+            is_whole = tensor.device.type == self.device and tensor.numel() * tensor.element_size() >= live.get(n, 1)
+            if is_whole and n in writer and self.streams.is_unordered(writer[n], self.base):
+                self.on_unordered(writer[n], group)
 
     def _append(self, row: Row) -> int:
         index = self._count
@@ -273,6 +287,8 @@ class Rows:
     ) -> int:
         """Write down a communication, a wait, a sync. Returns its number."""
         place = place or self.where.place_of(())
+        if kind == "wait":
+            self.streams.waited(after)
         after = {*after, *self.streams.take()}
         stream = self.streams.current_stream()
         row = (
@@ -291,7 +307,10 @@ class Rows:
             (),
             0,
         )
-        return self._append(row)
+        index = self._append(row)
+        if kind == "communication":
+            self.streams.exchanged(index)
+        return index
 
     def sync(self, after: set[int], inputs: tuple[TensorSpec, ...] = (), scalars: tuple[object, ...] = ()) -> None:
         """The host waits for these ops."""

@@ -260,7 +260,7 @@ class Loop:
         self._rounds: dict[tuple[str, Round], int] = {}  # inner ones, and how often they go round; 0: not known
         self._called: set[str] = set()  # names of what the training's loop calls
         self._places: dict[tuple[str, int, str], object] = {}  # of loops: the round that each was in
-        self._leaves: dict[str, None] = {}  # where a round may end in a way that is not known
+        self.leaves: dict[str, None] = {}  # where a round may end in a way that is not known
         self.lengths: dict[tuple[str, int, str], int] = {}  # of loops by (file, line, head): most rounds
 
     def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
@@ -287,7 +287,7 @@ class Loop:
                         self.lengths[name, part.line, part.text] = min([length, *counts])
                 for loop, line, text in _leaves_of(code.co_filename).get(here, ()) if rounds else ():
                     if loop == rounds[-1]:
-                        self._leaves[f"{name}:{line}: `{text.strip()}`"] = None
+                        self.leaves[f"{name}:{line}: `{text.strip()}`"] = None
                 calls = _calls_of(code.co_filename).get(here, ())
                 called += [call for line, call in calls if not rounds or rounds[0].line <= line <= rounds[0].end]
                 if rounds:
@@ -357,7 +357,7 @@ class Loop:
             if condition.is_modulus and condition.function[0] in reached and (name, condition.function) not in functions
         ]
 
-    def unseen(self, steps: int) -> list[str]:
+    def unseen(self, steps: int, compared: int = 0) -> list[str]:
         """What hangs on conditions that did not hold, and on loops that did not end, in so many steps."""
         texts = []
         for watch in self._seen.values():
@@ -372,8 +372,8 @@ class Loop:
                 texts.append(
                     f"{name}:{part.line}: `{part.text}` {goes}, and {steps} steps were seen: nothing behind it"
                 )
-        says = "leaves a round: whether it does on some ranks alone was not seen"
-        return [*texts, *(f"{words} {says}" for words in self._leaves)]
+        says = f"leaves a round: whether it does on some ranks alone was not seen behind step {compared or steps:,}"
+        return [*texts, *(f"{words} {says}" for words in self.leaves)]
 
 
 def _let_go(frame: FrameType) -> None:
