@@ -118,6 +118,7 @@ def judge(
         site_file.write_text(f"slurm: [{names}]\n")
         site = parse_site(str(site_file))
     found = []
+    parameters = {**parameters, "epoch_s": zero}
     for name in policies:
         asked: Own | str = Own("slurm", "slurm", parameters) if name == "slurm" else name
         if name == "slurm" and by_log:

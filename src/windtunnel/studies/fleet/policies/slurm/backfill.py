@@ -135,4 +135,5 @@ class Backfill:
             holders.append(Holder(end_ns, units, mask_of(node for node, _ in units), job.owner.cpus))
         for time_ns, units in self.state.completing:
             holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
-        return Future(self.now_ns, self.state.free, holders, round(self.rules.batch_s * NS))
+        spans_ns = (round(each * NS) for each in (self.rules.batch_s, self.rules.epoch_s))
+        return Future(self.now_ns, self.state.free, holders, *spans_ns)

@@ -152,8 +152,10 @@ class Holder:
 class Future:
     """When a job would start if those that run ended at their limits, some at once as Slurm's will-run test does."""
 
-    def __init__(self, now_ns: int, free: Free, holders: Sequence[Holder], batch_ns: int = BATCH_S * S_NS) -> None:
-        self.now_ns, self.free, self.batch_ns = now_ns, free, batch_ns
+    def __init__(
+        self, now_ns: int, free: Free, holders: Sequence[Holder], batch_ns: int = BATCH_S * S_NS, epoch_ns: int = 0
+    ) -> None:
+        self.now_ns, self.free, self.batch_ns, self.epoch_ns = now_ns, free, batch_ns, epoch_ns
         self.holders = sorted(holders, key=lambda holder: holder.end_ns)
         self.known: dict[int, tuple[list[tuple[int, Free]], Iterator[tuple[int, Free]]]] = {}
 
@@ -191,7 +193,7 @@ class Future:
                     continue
                 last_ns = holder.end_ns
                 if barrier_ns < 0:
-                    barrier_ns = last_ns + (window_ns - last_ns % window_ns if window_ns else 0)
+                    barrier_ns = last_ns + (window_ns - (last_ns + self.epoch_ns) % window_ns if window_ns else 0)
                 free.add(holder.units)
                 if holder.cpus is not None:
                     free.load(holder.units, holder.cpus, -1)

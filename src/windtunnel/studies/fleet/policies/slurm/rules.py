@@ -37,6 +37,7 @@ class Rules:
     main_phase_s: float = 0.0  # when in its interval
     backfill_phase_s: float = 0.0
     batch_s: float = BATCH_S  # of ends that are foreseen at once; 0: each by itself
+    epoch_s: float = 0.0  # of Slurm's time at the clock's zero: to it the half minutes of ends are aligned
     completing_s: float = 0.0
     stopped_completing_s: float = 0.0  # the same after a job was stopped for another: signals, KillWait, epilog
     requeue_after_s: float = 121.0  # the life of a job's credential, and 1 s

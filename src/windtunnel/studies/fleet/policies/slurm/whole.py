@@ -31,6 +31,7 @@ def can_run(policy: Rules, jobs: list[Running]) -> bool:
         policy.per_node > 0
         and policy.unit == 1
         and not cluster.preempts_by
+        and not policy.epoch_s
         and not (policy.main_interval_s or policy.main_phase_s or policy.backfill_phase_s)
         and not (policy.deferred and policy.recalculates)
         and min(job.submit_ns for job in jobs) >= 0
