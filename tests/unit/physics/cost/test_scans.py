@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -87,6 +88,17 @@ def test_what_stands_beside_a_gated_delta_rule_by_hand() -> None:
     eager = next(op for op in _mixer(Shard(batch=1, seq_len=4096, fused=False)) if op.name == "gates")
     assert eager.forward_bytes == 4096 * 2 * (3 * 4096 + 34 * 4096)
     assert eager.kernels > gates.kernels
+
+
+def test_as_many_heads_of_keys_as_of_values_are_not_repeated() -> None:
+    """8 heads of 128 for keys, of 256 for values: K is 1,024 and V 2,048."""
+    layer = next(each for each, _ in load_model("qwen3-next-80b-a3b").distinct_layers() if isinstance(each.attention, Recurrent))
+    assert isinstance(layer.attention, Recurrent)
+    mixer = replace(layer.attention, heads=8, value_head_dim=256, conv_channels=2 * 1024 + 2048)
+    ops = attention_operations(mixer, load_model("qwen3-next-80b-a3b"), Shard(batch=1, seq_len=4096))
+    gates = next(op for op in ops if op.name == "gates")
+    assert gates.forward_bytes == 4096 * 2 * (4 * 1024 + (4 + 5) * 2048)
+    assert gates.backward_bytes == 4096 * 2 * (12 * 1024 + (6 + 8) * 2048)
 
 
 def test_context_parallel_ranks_of_megatron_walk_along_the_whole_sequence() -> None:

@@ -313,7 +313,7 @@ def test_ends_that_are_close_are_foreseen_together() -> None:
     assert Future(0, free, holders, 0).start(8, 3)[0] == 40 * NS
 
 
-def test_the_fullest_node_is_that_of_the_most_cpus_in_use() -> None:
+def test_the_fullest_node_is_that_of_the_most_cpus_in_use(tmp_path: Path) -> None:
     """Jobs of one CPU and of 1 and 4 GPUs, as in workload 46 (`slurm_2026_12_01`): Slurm counts CPUs, not GPUs."""
     free = Free([8, 8, 8], 8, cpus=64)
     for node, gpus, cpus in ((0, 1, 1), (1, 4, 1)):
@@ -324,10 +324,14 @@ def test_the_fullest_node_is_that_of_the_most_cpus_in_use() -> None:
     assert free.choose(1, 0b111) == ((1, 1),)
     free.load(((1, 4),), 3, -1)
     assert (free.busy, free.copy().busy) == ([1, 1, 0], [1, 1, 0])
-    plain = Free([7, 4, 8], 8)
-    for node, gpus in ((0, 1), (1, 4)):
-        plain.load(((node, gpus),), 0)
-    assert plain.choose(1, 0b111) == ((1, 1),)  # where nobody says CPUs: by GPUs
+    for cpus in (0, 96):  # where nobody says the node's CPUs: by GPUs, whatever the log says of jobs'
+        plain = Free([7, 4, 8], 8)
+        for node, gpus in ((0, 1), (1, 4)):
+            plain.load(((node, gpus),), cpus // (node + 1) ** 9)
+        assert plain.copy().choose(1, 0b111) == ((1, 1),)
+    (tmp_path / "slurm.conf").write_text(CONF.replace("CPUs=64 ", ""))
+    silent = read_cluster([tmp_path / "slurm.conf"])
+    assert (silent.cpus, silent.node_cpus) == (4, 0)
 
 
 def test_plans_are_in_whole_seconds(tmp_path: Path) -> None:

@@ -188,9 +188,10 @@ def _beside_scan(mixer: Recurrent, shard: Shard, exchanged: float) -> list[Opera
     """What moves elements before and behind the kernels of a gated delta rule, and around an exchange of heads.
 
     Elements read and written per token, counted in Megatron-Core (`ssm/gated_delta_net`, 2026-08), K of queries and
-    keys each, V of values. Forward: slices of the projection made contiguous (4 K + 4 V), queries and keys repeated for
-    heads of values (2 K + 2 V), the output's norm (2 V) and gate (3 V). Backward: gate 5 V, norm 3 V, repeats
-    2 K + 2 V, gradients of slices joined three times (12 K + 6 V). Norm and gate op by op in fp32: 28 V and 44 V. The
+    keys each, V of values. Forward: slices of the projection made contiguous (4 K + 4 V), the output's norm (2 V) and
+    gate (3 V). Backward: gate 5 V, norm 3 V, gradients of slices joined three times (12 K + 6 V). Where there are fewer
+    heads of keys than of values both repeat queries and keys, to E each (2 K + 2 E). Norm and gate op by op in fp32:
+    28 V and 44 V. The
     norms of queries and keys are in the kernels' own times. An exchange sorts columns, packs them and undoes how a
     ring balances tokens, and back.
     """
@@ -200,8 +201,10 @@ def _beside_scan(mixer: Recurrent, shard: Shard, exchanged: float) -> list[Opera
     if delta:
         keys = mixer.conv_channels / shard.tp - value  # queries and keys together
         norm, norm_back = (5.0, 8.0) if shard.fused or shard.fused_norms else (28.0, 44.0)
-        forward += 3.0 * keys + (6.0 + norm) * value
-        backward += 7.0 * keys + (8.0 + norm_back) * value
+        wide = 2.0 * mixer.heads * mixer.head_dim / shard.tp
+        repeats = keys + wide if keys < wide else 0.0
+        forward += 2.0 * keys + repeats + (4.0 + norm) * value
+        backward += 6.0 * keys + repeats + (6.0 + norm_back) * value
     elif not exchanged:
         return []
     bytes_of = shard.tokens * shard.activation_bytes

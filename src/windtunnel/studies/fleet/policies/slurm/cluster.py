@@ -111,8 +111,9 @@ class Cluster:
 
     @property
     def node_cpus(self) -> int:
-        """CPUs of a node; 0: not known."""
-        return self.cpus // self.nodes if self.nodes else 0
+        """CPUs of a node; 0: not known, as where slurm.conf gives fewer than GPUs (1 where it says none)."""
+        count = self.cpus // self.nodes if self.nodes else 0
+        return count if count >= self.per_node else 0
 
     @property
     def limits(self) -> list[Limits]:

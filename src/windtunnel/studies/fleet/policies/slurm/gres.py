@@ -39,7 +39,7 @@ class Gres(Free):
         """Another that changes by itself."""
         other = object.__new__(Gres)
         other.gpus, other.at_least, other.per_node = self.gpus.copy(), self.at_least.copy(), self.per_node
-        other.cpus, other.busy = self.cpus, self.busy.copy()
+        other.cpus, other.by_gpus, other.busy = self.cpus, self.by_gpus, self.busy.copy()
         other.slices = {part: free.copy() for part, free in self.slices.items()}
         other.shared = {node: devices.copy() for node, devices in self.shared.items()}
         return other

@@ -39,10 +39,10 @@ def mask_of(nodes: Iterable[int]) -> int:
 class Free:
     """GPUs that are free on each node, by `at_least[n]` the nodes with n or more; CPUs of a node, and those in use."""
 
-    __slots__ = ("at_least", "busy", "cpus", "gpus", "per_node")
+    __slots__ = ("at_least", "busy", "by_gpus", "cpus", "gpus", "per_node")
 
     def __init__(self, gpus: list[int], per_node: int, cpus: int = 0) -> None:
-        self.gpus, self.per_node, self.cpus = gpus, per_node, cpus or per_node
+        self.gpus, self.per_node, self.cpus, self.by_gpus = gpus, per_node, cpus or per_node, not cpus
         self.busy = [0] * len(gpus)
         self.at_least = [0] * (per_node + 1)
         for node, count in enumerate(gpus):
@@ -51,7 +51,7 @@ class Free:
 
     def copy(self) -> Free:
         """Another that changes by itself."""
-        other = Free([], self.per_node, self.cpus)
+        other = Free([], self.per_node, 0 if self.by_gpus else self.cpus)
         other.gpus, other.at_least, other.busy = self.gpus.copy(), self.at_least.copy(), self.busy.copy()
         return other
 
@@ -73,11 +73,11 @@ class Free:
             self.set(node, self.gpus[node] + sign * count)
 
     def load(self, units: Units, cpus: int, sign: int = 1) -> None:
-        """A job uses its CPUs, on each node by what it holds there, or no longer. 0: as many as GPUs."""
+        """A job uses its CPUs, by what it holds on each node, or no longer. 0, or of nodes that say none: its GPUs."""
         counts = [(node, held if isinstance(held, int) else held[1] if held[0].slices else 1) for node, held in units]
         total = sum(count for _, count in counts)
         for node, count in counts:
-            self.busy[node] += sign * (-(-cpus * count // total) if cpus else count)
+            self.busy[node] += sign * (count if self.by_gpus or not cpus else -(-cpus * count // total))
 
     def fits(self, gpus: Need, among: int) -> bool:
         """Whether a job fits on some of these nodes."""

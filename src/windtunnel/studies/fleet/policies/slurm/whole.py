@@ -172,7 +172,8 @@ def _table(policy: Rules, order: list[Running]) -> Ints:
     jobs[places.LASTS] = [round(job.work.phase_end(0) * NS) for job in order]
     jobs[places.LIMIT] = [policy.limit_ns(job) for job in order]
     jobs[places.GPUS] = [job.gpus for job in order]
-    jobs[places.CPUS] = [job.owner.cpus for job in order]
+    if policy.cluster.node_cpus:
+        jobs[places.CPUS] = [job.owner.cpus for job in order]
     jobs[places.BAND] = [ranks[band] for band in bands]
     after = jobs[places.SUBMIT] // S_NS if by_tier else jobs[places.SUBMIT]
     jobs[places.AFTER, np.lexsort(([job.index for job in order], after))] = np.arange(len(order))
