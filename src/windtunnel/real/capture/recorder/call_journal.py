@@ -112,11 +112,9 @@ class CallJournal:
     def note_unordered(self, writer: int, group: str) -> None:
         """An op meets what another stream wrote, and its own did not wait for."""
         line, at, rows = call_site(4), writer - self._rows.base, self._rows.rows
-        if (line, "stream") in self._races or len(self._races) >= MOST_RACES:
-            return
         name, call = (rows[at][0], rows[at][COMMUNICATION]) if at >= 0 else ("an earlier step", None)
-        if "empty" in name:
-            return  # it wrote nothing
+        if "empty" in name or (line, "stream") in self._races or len(self._races) >= MOST_RACES:
+            return  # what is empty was not written
         at_line = f" at {self._rows.lines[writer]}" if writer in self._rows.lines else ""
         text = (
             f"rank {self._log.rank} takes at {line}, on one stream, what {name}{at_line} wrote on another, which that"

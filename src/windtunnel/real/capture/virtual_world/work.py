@@ -165,9 +165,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         """The same as `wait`."""
         self.wait()
 
-    def block_current_stream(self) -> None:
-        """The same as `wait`."""
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Whether it is done by now: who is told so need not wait."""
@@ -221,9 +219,7 @@ class Handle(dist.Work):  # type: ignore[misc]
         """The same as `wait`."""
         self._work.wait()
 
-    def block_current_stream(self) -> None:
-        """The same as `wait`."""
-        self._work.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Whether it is done by now."""
