@@ -11,9 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
 from every_case import over  # noqa: E402
-from small_models import Decoder, recorded, train  # noqa: E402
+from small_models import Decoder, rank_of, recorded, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 from windtunnel.real.capture.fake_tensors.fake import fake_tensors  # noqa: E402
@@ -121,6 +122,31 @@ STREAMS = {  # what a script does with x, which the default stream has made: is 
         "side.wait_stream(here)\nwith torch.cuda.stream(side): x[:2].add_(1)\nx[2:] * 2",
         False,
     ),
+    "a stream by its pointer": (
+        "side.wait_stream(here)\nwith torch.cuda.stream(torch.cuda.ExternalStream(side.cuda_stream)): x * 2",
+        False,
+    ),
+    "a stream of a device by name": ("side = torch.Stream(device='cuda')\nwith side: x * 2", True),
+    "exchanged on the side": ("side.wait_stream(here)\nwith torch.cuda.stream(side): dist.all_reduce(x)\nx * 2", True),
+    "a handle waited for twice": (
+        "handle = dist.all_reduce(x, async_op=True)\nwith torch.cuda.stream(side):\n handle.wait()\n x * 2\n"
+        "with torch.cuda.stream(torch.cuda.Stream()):\n handle.wait()\n x * 2",
+        False,
+    ),
+    "a future": (
+        "side.wait_stream(here)\nwith torch.cuda.stream(side): handle = dist.all_reduce(x, async_op=True)\n"
+        "handle.get_future().wait()\nx * 2",
+        False,
+    ),
+    "a handle asked": (
+        "side.wait_stream(here)\nwith torch.cuda.stream(side): handle = dist.all_reduce(x, async_op=True)\n"
+        "if handle.is_completed(): x * 2",
+        False,
+    ),
+    "a barrier": (
+        "with torch.cuda.stream(side):\n y = torch.ones(4, device='cuda')\n dist.barrier()\ny * 2",
+        False,
+    ),
     "made for the backward pass": (
         "w = torch.ones(4, device='cuda', requires_grad=True)\nside.wait_stream(here)\n"
         "with torch.cuda.stream(side): y = (w * x).sum()\nhere.wait_stream(side)\ny.backward()\nw.grad * 2",
@@ -133,11 +159,11 @@ STREAMS = {  # what a script does with x, which the default stream has made: is 
 def test_what_another_stream_wrote_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source, is_missing = STREAMS[name]
     monkeypatch.setattr("windtunnel.real.capture.fake_tensors.pretend_cuda.is_script_file", lambda path: True)
-    with fake_tensors("cuda"), Recorder(0, 1) as recorder:
+    with rank_of(2, 0, fake="cuda") as world, Recorder(0, 2, world) as recorder:
         recorder.begin_step()
         side, event, here = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.current_stream()
         host, x = torch.ones(4).pin_memory(), torch.ones(4, device="cuda")
-        exec(source, {"torch": torch, "side": side, "event": event, "here": here, "host": host, "x": x})
+        exec(source, {"torch": torch, "dist": dist, "side": side, "event": event, "here": here, "host": host, "x": x})
         recorder.end_step()
     assert [race.kind for race in recorder.journal.races] == ["race"] * is_missing
 

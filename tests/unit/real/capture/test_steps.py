@@ -166,3 +166,16 @@ def test_who_goes_round_once_more_than_rank_0_is_compared_so_far(tmp_path: Path)
     first.close()
     assert taken(other, "a") == 10
     assert (first.last_step, other.last_step) == (10, 11)
+
+
+def test_an_error_behind_the_compared_steps_is_the_script_s_end(tmp_path: Path) -> None:
+    first, beside, short = (steps_of(tmp_path, rank, 1) for rank in (0, 1, 2))
+    assert not first.is_behind()
+    first.loop.leaves = {"train.py:5: `except StopIteration`": None}  # type: ignore[misc]
+    for steps, count in ((first, 9), (beside, 9), (short, 5)):
+        assert not any(steps.take(program(1)) for _ in range(count))
+        if steps is first:
+            assert first.is_behind()
+            first.close()
+    assert beside.is_behind()
+    assert not short.is_behind()  # it raises where others go on

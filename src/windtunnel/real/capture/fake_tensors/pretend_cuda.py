@@ -64,7 +64,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             self.stream_id = state.next_stream(made_by_script=own) if number is None else int(number)
             self.cuda_stream = self.stream_id
             self.priority = priority
-            index = getattr(device, "index", device if isinstance(device, int) else None)
+            index = device if device is None or isinstance(device, int) else torch.device(device).index
             self.device_index = state.device if index is None else index
             self.device = torch.device("cuda", self.device_index)
             self.device_type = 1

@@ -216,9 +216,7 @@ def _played(
     except StepTaken:
         pass
     except BaseException:
-        if (
-            not steps.done
-        ):  # else it came while the script was cleaning up after what ended it, in a state that is no more
+        if not steps.done and not steps.is_behind():  # done: it came while the script was cleaning up after its end
             raise
     played.is_over = True
     steps.close()

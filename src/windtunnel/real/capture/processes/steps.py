@@ -106,26 +106,23 @@ class Steps:
                 self._keep_as_told(word)
             return word == ON
         budget_s = max(LEAST_BUDGET_S, self._spent_s)
-        another = self._wants_more(seen) and time.process_time() - self._spent_s < budget_s
-        if another:
+        if self._wants_more(seen) and time.process_time() - self._spent_s < budget_s:
             self._box.post(_key(seen), ON)
-        else:
-            self._settle()
-            self._late = 1
-            another = self._goes_late()
-        return another
+            return True
+        self._settle()
+        self._late = 1
+        return self._goes_late()
 
     def _goes_late(self) -> bool:
         """Whether rank 0 runs one more step, that is only compared."""
         seen = self._wanted - 2 + self._ran + self._late
         spent_s, budget_s = time.process_time() - self._settled_s, max(LEAST_LATE_S, LATE_SHARE * self._settled_s)
-        another = self._may_part and seen < MOST_STEPS and spent_s < budget_s
-        if another:
+        if self._may_part and seen < MOST_STEPS and spent_s < budget_s:
             self._box.post(_key(seen), ON)
-        else:
-            self._late -= 1
-            self._say_last()
-        return another
+            return True
+        self._late -= 1
+        self._say_last()
+        return False
 
     def _wants_more(self, seen: int) -> bool:
         period = self.loop.period()
@@ -205,6 +202,13 @@ class Steps:
                 self._settle()
                 self._say_last()
             self._box.post(_key(self._wanted + self._ran + self._late), self._word(int(self._compared > 0)))
+
+    def is_behind(self) -> bool:
+        """Whether all that is kept and compared is there: an error from now on is none of theirs."""
+        if not self._rank or not self._goes_on or not self.digests:
+            return self._late > 0
+        self._keep_as_told(self._box.get(LAST, self._timeout_s))
+        return self._ran >= (self._compared or len(self.digests))
 
     @property
     def last_step(self) -> int | None:

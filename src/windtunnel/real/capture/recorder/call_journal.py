@@ -111,14 +111,10 @@ class CallJournal:
 
     def note_unordered(self, writer: int, group: str) -> None:
         """An op meets what another stream wrote, and its own did not wait for."""
-        line, at = call_site(4), writer - self._rows.base
-        if (line, "stream") in self._races or len(self._races) >= MOST_RACES:
-            return
-        name, call = "an earlier step", None
-        if at >= 0:
-            name, call = self._rows.rows[at][0], self._rows.rows[at][COMMUNICATION]
-        if "empty" in name:
-            return  # it wrote nothing
+        line, at, rows = call_site(4), writer - self._rows.base, self._rows.rows
+        name, call = (rows[at][0], rows[at][COMMUNICATION]) if at >= 0 else ("an earlier step", None)
+        if "empty" in name or (line, "stream") in self._races or len(self._races) >= MOST_RACES:
+            return  # what is empty was not written
         at_line = f" at {self._rows.lines[writer]}" if writer in self._rows.lines else ""
         text = (
             f"rank {self._log.rank} takes at {line}, on one stream, what {name}{at_line} wrote on another, which that"

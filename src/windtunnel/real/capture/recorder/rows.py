@@ -308,7 +308,9 @@ class Rows:
             0,
         )
         index = self._append(row)
-        if kind == "communication":
+        if communication is not None and communication.kind == "barrier":
+            self.streams.host_waited()  # NCCL's blocks it
+        elif communication is not None and communication.is_async:
             self.streams.exchanged(index)
         return index
 

@@ -39,7 +39,7 @@ class StreamOrder:
         self._current = 0
         self.made_by_script: set[int] = set()
         self._beside: dict[int, int] = {}  # ops on streams but the default one -> the stream
-        self._exchanged: dict[int, Moment] = {}  # communications -> what is done when they are
+        self._exchanged: dict[int, Moment] = {}  # communications with a handle -> what is done when they are
         self._host: dict[int, int] = {}  # stream -> its last op that the host has waited for
 
     def _of(self, stream: int) -> _Stream:
@@ -99,6 +99,7 @@ class StreamOrder:
     def forget(self, before: int) -> None:
         """Ops before this one are no longer looked at."""
         self._beside = {op: stream for op, stream in self._beside.items() if op >= before}
+        self._exchanged = {op: moment for op, moment in self._exchanged.items() if op >= before}
 
     def host_waited(self, moment: Moment | None = None) -> None:
         """What is issued from now on comes after `moment`; without one, after all that the current stream has."""
@@ -107,7 +108,7 @@ class StreamOrder:
             _merge(done, moment.done)
 
     def exchanged(self, op: int) -> None:
-        """A communication is issued on the current stream, and may be waited for on any."""
+        """A communication is issued on the current stream; its handle or future may be waited for on any, or asked."""
         if self.made_by_script:
             self._exchanged[op] = self.moment(self._current)
 
@@ -115,12 +116,12 @@ class StreamOrder:
         """The current stream waits for communications."""
         for op in ops:
             if op in self._exchanged:
-                _merge(self._streams[self._current].done, self._exchanged.pop(op).done)
+                _merge(self._streams[self._current].done, self._exchanged[op].done)
 
     def is_unordered(self, op: int, base: int) -> bool:
         """Whether the current stream does not wait for this op of another; of the default one, for any from `base`."""
         stream = self._beside.get(op, 0)
-        if stream == self._current or self.made_by_script.isdisjoint((stream, self._current)):
+        if stream == self._current or op in self._exchanged or self.made_by_script.isdisjoint((stream, self._current)):
             return False
         return self._streams[self._current].done.get(stream, -1) < op and (stream > 0 or op >= base)
 

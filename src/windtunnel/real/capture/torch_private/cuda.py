@@ -180,10 +180,11 @@ def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, t
         if stream is not None:
             state.use_stream(stream.stream_id)
 
+    init = {"__init__": lambda of, ptr, device=None: stream_class.__init__(of, device, stream_id=ptr)}  # type: ignore[misc]
     places = (cuda, cuda.streams)
     _both(patches, places, "Stream", stream_class)
     _both(patches, places, "Event", event_class)
-    _both(patches, places, "ExternalStream", stream_class)
+    _both(patches, places, "ExternalStream", type("ExternalStream", (stream_class,), init))
     for name, value in {
         "current_stream": current,
         "default_stream": default,

@@ -165,13 +165,13 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         """The same as `wait`."""
         self.wait()
 
-    def block_current_stream(self) -> None:
-        """The same as `wait`."""
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """Whether it is done by now."""
-        return _is_over(self.due)
+        """Whether it is done by now: who is told so need not wait."""
+        if is_over := _is_over(self.due):
+            self._works.settle(self)
+        return is_over
 
     def is_success(self) -> bool:
         """Virtual peers do not fail."""
@@ -219,9 +219,7 @@ class Handle(dist.Work):  # type: ignore[misc]
         """The same as `wait`."""
         self._work.wait()
 
-    def block_current_stream(self) -> None:
-        """The same as `wait`."""
-        self._work.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Whether it is done by now."""
