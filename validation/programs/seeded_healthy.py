@@ -283,4 +283,27 @@ def main():
         optimizer.step(); optimizer.zero_grad()
 main()
 """,
+    "a stop that ranks of unlike shards agree on, as a float": """
+def main():
+    rank, world = setup()
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = iter(range(9 + 3 * rank))
+    while True:
+        try:
+            next(rows)
+            flag = torch.tensor(1.0, device="cuda")
+        except StopIteration:
+            flag = torch.tensor(0.0, device="cuda")
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        if flag.item() < 1:
+            break
+        x, y = batch()
+        F.cross_entropy(model(x), y).backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+        optimizer.step(); optimizer.zero_grad()
+    dist.barrier()
+main()
+""",
 }

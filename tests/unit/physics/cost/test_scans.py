@@ -92,7 +92,9 @@ def test_what_stands_beside_a_gated_delta_rule_by_hand() -> None:
 
 def test_as_many_heads_of_keys_as_of_values_are_not_repeated() -> None:
     """8 heads of 128 for keys, of 256 for values: K is 1,024 and V 2,048."""
-    layer = next(each for each, _ in load_model("qwen3-next-80b-a3b").distinct_layers() if isinstance(each.attention, Recurrent))
+    layer = next(
+        each for each, _ in load_model("qwen3-next-80b-a3b").distinct_layers() if isinstance(each.attention, Recurrent)
+    )
     assert isinstance(layer.attention, Recurrent)
     mixer = replace(layer.attention, heads=8, value_head_dim=256, conv_channels=2 * 1024 + 2048)
     ops = attention_operations(mixer, load_model("qwen3-next-80b-a3b"), Shard(batch=1, seq_len=4096))

@@ -178,6 +178,22 @@ def test_a_broadcast_brings_what_its_root_holds() -> None:
     assert on(2, box, lambda: job(2)) == on(0, box, lambda: job(0)) == ([4, 5, 6], 1.0)
 
 
+FLOATS: dict[str, tuple[Callable[[int], Any], Any]] = {
+    "least": (lambda r: _reduced(torch.tensor(float(r < 2)), dist.ReduceOp.MIN), 0.0),  # as a flag to stop may be
+    "mean": (lambda r: _reduced(torch.tensor(float(r)), dist.ReduceOp.AVG), 1.0),
+    "each": (lambda r: _gathered(torch.tensor([r / 2])), [[0.0], [0.5], [1.0]]),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_of_each_rank_is_exchanged_too(name: str) -> None:
+    box, (job, expected) = LocalMailbox(), FLOATS[name]
+    for rank in range(3):
+        with contextlib.suppress(NoPeerError):
+            on(rank, box, lambda rank=rank: job(rank), 0.01)
+    assert [on(rank, box, lambda rank=rank: job(rank)) for rank in range(3)] == [expected] * 3
+
+
 def test_who_does_not_know_its_own_does_not_wait_for_others() -> None:
     def job() -> Any:
         dist.all_reduce(unknown := torch.randn(4).argmax(), op=dist.ReduceOp.MAX)

@@ -115,7 +115,7 @@ class Messages:
         return True
 
     def exchange_control(self, exchange: Exchange, group: Group) -> bool:
-        """Few whole numbers that Python may read are truly exchanged, where peers run; whether they were.
+        """Few numbers that Python may read are truly exchanged, where peers run; of floats, one a member. Whether they were.
 
         A broadcast's come from its root, whoever that is; others' from every member of a small group. Whose own are not
         known does not ask, and says so to those that do.
@@ -126,7 +126,7 @@ class Messages:
         if call.kind in ("broadcast", "scatter"):
             return self._from_root(exchange, group)
         tensors = (*exchange.inputs, *exchange.outputs)
-        if group.size > SMALL_GROUP or not tensors or not all(_is_control(t, 0) for t in tensors):
+        if group.size > SMALL_GROUP or not tensors or not all(_is_control(t, group.size) for t in tensors):
             return False
         keys = [self.key(group, member, member, f"numbers of {call.kind}") for member in group.members]
         own = self._encoded(exchange.inputs, exactly=True)
@@ -289,4 +289,6 @@ def _reduced(parts: list[torch.Tensor], op: str) -> torch.Tensor:
     total = parts[0].clone()
     for part in parts[1:]:
         total = both[op](total, part) if op in both else total + part
-    return total // len(parts) if op == "avg" else total
+    if op != "avg":
+        return total
+    return total / len(parts) if total.is_floating_point() else total // len(parts)
