@@ -101,6 +101,11 @@ STREAMS = {  # what a script does with x, which the default stream has made: is 
     "an event": ("event.record()\nwith torch.cuda.stream(side):\n event.wait()\n x * 2", False),
     "the host waits": ("torch.cuda.synchronize()\nwith torch.cuda.stream(side): x * 2", False),
     "the host reads": ("x.sum().item()\nwith torch.cuda.stream(side): x * 2", False),
+    "the host counts": ("x[x > 0]\nwith torch.cuda.stream(side): x * 2", False),
+    "the device looks up": (
+        "x[torch.zeros(2, dtype=torch.int64, device='cuda')]\nwith torch.cuda.stream(side): x * 2",
+        True,
+    ),
     "the host asks": ("event.record()\nevent.query()\nwith torch.cuda.stream(side): x * 2", False),
     "a third in between": (
         "side.wait_stream(here)\nthird = torch.cuda.Stream()\nthird.wait_stream(side)\n"

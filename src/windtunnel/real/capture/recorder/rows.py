@@ -25,7 +25,7 @@ from windtunnel.real.capture.fake_tensors.dispatch_cache import Entry
 from windtunnel.real.capture.recorder.call_tensors import written_tensors
 from windtunnel.real.capture.recorder.flops import traffic
 from windtunnel.real.capture.recorder.modules import Place, Whereabouts
-from windtunnel.real.capture.recorder.op_table import OpFacts
+from windtunnel.real.capture.recorder.op_table import SHAPED_BY_DATA, OpFacts
 from windtunnel.real.capture.recorder.storages import Ledger, worded
 from windtunnel.real.capture.recorder.stream_order import StreamOrder
 from windtunnel.real.capture.torch_private import recorder as compat
@@ -243,7 +243,9 @@ class Rows:
         issued_on = place.stream if not stream and place.phase == "backward" else stream
         row = (name, kind, specs, output_specs, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
         self._append((*row, reads, writes, lies))
-        if kind == "copy" and "non_blocking" not in scalars:
+        by_mask = any(tensor_spec.dtype == "bool" for tensor_spec in specs[1:])  # an index by numbers asks no size
+        asks_size = name.removeprefix("aten.") in SHAPED_BY_DATA and (by_mask or name != "aten.index")
+        if asks_size or (kind == "copy" and "non_blocking" not in scalars):
             self.streams.host_waited()
 
     def _look_for_races(self, inputs: list[torch.Tensor], numbers: list[int]) -> None:
