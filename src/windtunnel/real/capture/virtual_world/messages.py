@@ -115,7 +115,7 @@ class Messages:
         return True
 
     def exchange_control(self, exchange: Exchange, group: Group) -> bool:
-        """Few numbers that Python may read, of floats one a member, are truly exchanged, where peers run; whether they were.
+        """Few numbers that Python may read, of floats one a member, are exchanged, where peers run; whether they were.
 
         A broadcast's come from its root, whoever that is; others' from every member of a small group. Whose own are not
         known does not ask, and says so to those that do.
