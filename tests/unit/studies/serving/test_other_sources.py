@@ -162,7 +162,7 @@ def test_a_smaller_model_is_not_taken_for_the_one_whose_name_it_extends() -> Non
 
 
 def test_the_band_of_the_first_token_holds_what_it_was_not_chosen_by() -> None:
-    folder, held = Path("validation/serving"), []
+    folder, held = Path(__file__).parents[4] / "validation" / "serving", []
     for name in ("unseen_2026_f", "unseen_2026_g"):  # as they were predicted blind
         tables = (csv.DictReader((folder / f"{name}{end}.csv").open(newline="")) for end in ("", "_blind"))
         for row, said in zip(*tables, strict=True):

@@ -191,9 +191,8 @@ def _beside_scan(mixer: Recurrent, shard: Shard, exchanged: float) -> list[Opera
     keys each, V of values. Forward: slices of the projection made contiguous (4 K + 4 V), the output's norm (2 V) and
     gate (3 V). Backward: gate 5 V, norm 3 V, gradients of slices joined three times (12 K + 6 V). Where there are fewer
     heads of keys than of values both repeat queries and keys, to E each (2 K + 2 E). Norm and gate op by op in fp32:
-    28 V and 44 V. The
-    norms of queries and keys are in the kernels' own times. An exchange sorts columns, packs them and undoes how a
-    ring balances tokens, and back.
+    28 V and 44 V. The norms of queries and keys are in the kernels' own times. An exchange sorts columns, packs them
+    and undoes how a ring balances tokens, and back.
     """
     value = mixer.heads * mixer.value_head_dim / shard.tp
     forward = backward = 6.0 * exchanged + 4.0 * value if exchanged else 0.0

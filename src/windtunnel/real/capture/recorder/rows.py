@@ -243,8 +243,9 @@ class Rows:
         issued_on = place.stream if not stream and place.phase == "backward" else stream
         row = (name, kind, specs, output_specs, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
         self._append((*row, reads, writes, lies))
-        by_mask = any(tensor_spec.dtype == "bool" for tensor_spec in specs[1:])  # an index by numbers asks no size
-        asks_size = name.removeprefix("aten.") in SHAPED_BY_DATA and (by_mask or name != "aten.index")
+        asks_size = name.removeprefix("aten.") in SHAPED_BY_DATA and (
+            name != "aten.index" or any(tensor_spec.dtype == "bool" for tensor_spec in specs[1:])
+        )  # an index by numbers asks none
         if asks_size or (kind == "copy" and "non_blocking" not in scalars):
             self.streams.host_waited()
 

@@ -26,6 +26,7 @@ from windtunnel.studies.fleet.speeds.tables import Tables
 from windtunnel.studies.fleet.traits import Traits
 
 MOST_ROUNDS = 1_000_000  # eleven years of Gavel's; minutes of computing
+CPUS_MOST = 1 << 32  # of a job
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 
 
@@ -133,7 +134,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
 def owners_of(jobs: Jobs) -> list[Owner]:
     """Whose each job is."""
     account, qos = (jobs.columns.get(name, [""] * len(jobs)) for name in ("account", "qos"))
-    billing, cpus = jobs.further("billing"), np.nan_to_num(jobs.further("cpus"))
+    billing, cpus = jobs.further("billing"), np.clip(np.nan_to_num(jobs.further("cpus")), 0, CPUS_MOST)
     charged = np.where(np.isnan(billing), jobs.gpus, billing)
     topology = jobs.columns.get("topology", [""] * len(jobs))
     pods = np.nan_to_num(jobs.further("pod_gpus")).astype(int)
