@@ -18,7 +18,7 @@ from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import slurm_files
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.slurm.cluster import Association
+from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Weights
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Holder, Space
 from windtunnel.studies.fleet.policies.slurm.order import fair_tree
@@ -345,6 +345,22 @@ def test_plans_are_in_whole_seconds(tmp_path: Path) -> None:
         "e,2.7,8,20,180,bob,b,wide,\n"  # would hold n4 to 183
     )
     assert run_table(tmp_path, rows, conf).start_s[4] > 4
+
+
+def test_windows_of_ends_are_aligned_to_the_half_minutes_of_slurm_s_clock() -> None:
+    """From an end at 40 s the window goes to 60 and 30 s on; where Slurm's clock is 10 s ahead, to 50 and 30 s on."""
+    holders = [Holder(40 * NS, ((0, 8),), 1), Holder(85 * NS, ((1, 8),), 2)]
+    assert Future(0, Free([0, 0], 8), holders).start(8, 3)[0] == 85 * NS
+    assert Future(0, Free([0, 0], 8), holders, epoch_ns=10 * NS).start(8, 3)[0] == 40 * NS
+
+
+def test_a_job_has_the_priority_of_its_submission_until_the_next_calculation() -> None:
+    """The main loop sees the second after .1 s and the third after 9.9: neither is older for that."""
+    cluster = Cluster(nodes=1, per_node=8, multifactor=True, weights=Weights(age=1000), most_age_s=600.0)
+    policy = Slurm(8, cluster=cluster, main_interval_s=10.0, backfill_interval_s=1000.0)
+    jobs = [Running(at, round(submit_s * NS), 8, Rigid(25.0)) for at, submit_s in enumerate((0.0, 9.9, 10.1))]
+    Clock(jobs, [8], policy).run()
+    assert jobs[1].start_ns < jobs[2].start_ns
 
 
 def test_a_job_elsewhere_that_ends_in_the_window_draws_in_the_next_here() -> None:

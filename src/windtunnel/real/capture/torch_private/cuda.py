@@ -180,11 +180,14 @@ def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, t
         if stream is not None:
             state.use_stream(stream.stream_id)
 
-    init = {"__init__": lambda of, ptr, device=None: stream_class.__init__(of, device, stream_id=ptr)}  # type: ignore[misc]
+    class ExternalStream(stream_class):  # type: ignore[misc,valid-type]
+        def __init__(self, stream_ptr: int, device: object = None) -> None:
+            super().__init__(device, stream_id=stream_ptr)
+
     places = (cuda, cuda.streams)
     _both(patches, places, "Stream", stream_class)
     _both(patches, places, "Event", event_class)
-    _both(patches, places, "ExternalStream", type("ExternalStream", (stream_class,), init))
+    _both(patches, places, "ExternalStream", ExternalStream)
     for name, value in {
         "current_stream": current,
         "default_stream": default,

@@ -80,7 +80,7 @@ class Rules:
         return {}
 
     def limits(self, job: Running) -> list[Held]:
-        """What a job counts against, and which of it holds: worked out once for jobs that are alike."""
+        """What a job counts against: worked out once for jobs that are alike."""
         key = job.queue, job.owner, job.part, job.gpus
         if key not in self._limits:
             self._limits[key] = self._limits_of(job)
