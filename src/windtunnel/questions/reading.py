@@ -126,7 +126,7 @@ def _spelled_out(part: type, data: object, path: str) -> dict[str, object]:
             raise SpecError(f"{prefix}{key}", value, f"is given as {field.path} as well: leave one of them out")
         if value == {} and field.optional:
             value = None  # a part of which nothing is said
-        if value == "" and field.type is str and (field.required or field.default):
+        if value == "" and field.type is str and (field.required or field.default != ""):
             raise SpecError(prefix + field.path, value, "it is needed" if field.required else "leave it out, or say it")
         if field.parts and value is not None:
             member = field.parts[0]
