@@ -33,10 +33,10 @@ from windtunnel.errors import UserError
 from windtunnel.questions import read
 from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.questions.reading import plain_part
-from windtunnel.studies.planning.advice import WORTH
-from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.changes import UNBOUNDED
+from windtunnel.studies.planning.advice.advise import WORTH
+from windtunnel.studies.planning.advice.changes import UNBOUNDED
 from windtunnel.studies.planning.oracle import host_holds, laid_out, memory_bytes, read_plan, step_ns, straggling
+from windtunnel.studies.planning.search.bounds import Bounds
 from windtunnel.studies.predict import answer_at_first
 from windtunnel.studies.training.memory import peak
 

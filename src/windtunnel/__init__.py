@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
     from windtunnel.studies.fleet.study import fleet
-    from windtunnel.studies.planning.advice import advise
+    from windtunnel.studies.planning.advice.advise import advise
     from windtunnel.studies.planning.plan import plan
     from windtunnel.studies.programs.predict import predict_captured
     from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve

@@ -6,13 +6,13 @@ import pytest
 
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning import search as searching
-from windtunnel.studies.planning import space as spaces
-from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.choices import Budget, choices
+from windtunnel.studies.planning.answers.choices import Budget, choices
 from windtunnel.studies.planning.oracle import laid_out, straggling
-from windtunnel.studies.planning.search import Answer, Search
-from windtunnel.studies.planning.space import Space, families, savings, structures
+from windtunnel.studies.planning.search import best_first as searching
+from windtunnel.studies.planning.search.best_first import Answer, Search
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space import plan_space as spaces
+from windtunnel.studies.planning.space.plan_space import Space, families, savings, structures
 
 CASES = {
     "dense": ("llama-3-8b", 6, {"tp": 1, "cp": 1, "cuda_graphs": False, "overlap_tp": False}),

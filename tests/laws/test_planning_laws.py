@@ -9,10 +9,10 @@ from every_plan import best_of_all, every_plan
 
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.oracle import checked, laid_out, memory_bytes, predict, replayed, straggling
-from windtunnel.studies.planning.search import LET_GO, Search
-from windtunnel.studies.planning.space import Space, count, structures, switches
+from windtunnel.studies.planning.search.best_first import LET_GO, Search
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space.plan_space import Space, count, structures, switches
 
 CASES = [
     ("llama-3-8b", 8, "h100-sxm:16", {"global_batch": 16, "seq_len": 2048}, 3),
@@ -127,7 +127,7 @@ def test_counts_are_those_of_all_plans_and_all_are_legal() -> None:
 def test_a_search_leaves_time_for_what_comes_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by a millisecond at each look: replays of the answer, and letting the nodes go."""
     ticks = iter(range(10**9))
-    monkeypatch.setattr("windtunnel.studies.planning.search.monotonic", lambda: next(ticks) / 1000)
+    monkeypatch.setattr("windtunnel.studies.planning.search.best_first.monotonic", lambda: next(ticks) / 1000)
     space = space_of("llama-3-8b", 4, "h100-sxm:4", {"global_batch": 4, "seq_len": 2048, "cp": 1})
     search = Search(space, Bounds(straggling(space.cluster)))
     whole = search.run(10**6).seconds

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from windtunnel.errors import UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.oracle import replayed, straggling
-from windtunnel.studies.planning.search import Search
-from windtunnel.studies.planning.space import Space
+from windtunnel.studies.planning.search.best_first import Search
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space.plan_space import Space
 
 PLANS_MOST = 24
 

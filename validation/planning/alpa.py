@@ -27,9 +27,9 @@ from windtunnel.errors import UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import Model, load_model, transformer
 from windtunnel.studies.planning.alpa.stages import best_stages, submeshes
-from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.least.blocks import block_parameters, kept_bytes
 from windtunnel.studies.planning.oracle import Layout, Plan, laid_out
+from windtunnel.studies.planning.search.bounds import Bounds
 
 # hidden, layers, heads: alpa-projects/alpa, benchmark/alpa/suite_manual_gpt.py (facts)
 GPT = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from windtunnel.studies.planning.oracle import Layout, Replayed, laid_out, replayed
-from windtunnel.studies.planning.space import Space, savings, structures, switches
+from windtunnel.studies.planning.space.plan_space import Space, savings, structures, switches
 
 
 def every_plan(space: Space) -> Iterator[Layout]:

@@ -19,10 +19,10 @@ from every_plan import every_plan
 from windtunnel.errors import UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.oracle import Layout, Replayed, replayed, straggling
-from windtunnel.studies.planning.search import Search
-from windtunnel.studies.planning.space import Space
+from windtunnel.studies.planning.search.best_first import Search
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space.plan_space import Space
 
 MODELS = ("llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite")
 CLUSTERS = ("h100-sxm", "a100-sxm4-80gb", "b200")

@@ -21,10 +21,10 @@ from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.cases import Case, case_of
 from windtunnel.evidence.accuracy.table import read_table
 from windtunnel.physics.hardware import Cluster
-from windtunnel.studies.planning.fields.features import HABIT
 from windtunnel.studies.planning.oracle import laid_out
 from windtunnel.studies.planning.plan import plan as best_plan
-from windtunnel.studies.planning.space import SAVINGS, STRUCTURE, Space, switches
+from windtunnel.studies.planning.space.features import HABIT
+from windtunnel.studies.planning.space.plan_space import SAVINGS, STRUCTURE, Space, switches
 from windtunnel.studies.training import predict
 
 CLOSE = 0.10

@@ -16,8 +16,8 @@ from windtunnel.questions.asked.parts.plan import Plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import plain_part
-from windtunnel.studies.planning.changes import PLAN
-from windtunnel.studies.planning.proposals import Proposal, as_change, launch_of
+from windtunnel.studies.planning.advice.changes import PLAN
+from windtunnel.studies.planning.advice.proposals import Proposal, as_change, launch_of
 from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.studies.training.launch import is_native
 from windtunnel.studies.training.launch.patch import words_of

@@ -28,7 +28,7 @@ from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.words import command
 from windtunnel.studies.plan import plans
-from windtunnel.studies.planning.answer import Planned
+from windtunnel.studies.planning.answers.plans import Planned
 from windtunnel.studies.predict import answer_at_first
 from windtunnel.studies.resilience import survive as survived
 from windtunnel.studies.survive import job_of

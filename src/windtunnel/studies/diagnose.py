@@ -21,7 +21,7 @@ from windtunnel.studies.measured_run.against import ClassTime, classes_against, 
 from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, causes_of, length_s
 from windtunnel.studies.measured_run.run import FEW
 from windtunnel.studies.measured_run.traced import read_traced
-from windtunnel.studies.planning.proposals import Proposal, launch_of, proposals
+from windtunnel.studies.planning.advice.proposals import Proposal, launch_of, proposals
 from windtunnel.studies.predict import answer_at_first, logged_plan, of_launch_file
 from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.training.launch.megatron import log as megatron_log

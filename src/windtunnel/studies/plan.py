@@ -16,7 +16,7 @@ from windtunnel.studies.predict import is_captured
 from windtunnel.studies.training.question import cluster_of, model_of
 
 if TYPE_CHECKING:
-    from windtunnel.studies.planning.answer import Plans
+    from windtunnel.studies.planning.answers.plans import Plans
     from windtunnel.studies.planning.oracle import Layout, Replayed
 
 CUT_BY = ("pp", "dp", "framework", "cuda_graphs")  # fields of a plan that a captured script leaves open
@@ -32,8 +32,8 @@ def plans(
     question: Search, *, told: Callable[[Layout, Replayed], None] | None = None, begun_s: float | None = None
 ) -> Plans:
     """The best plans; `told` is called with each that is replayed, `begun_s`: when the time that was given began."""
-    from windtunnel.studies.planning.ahead import working_ahead
     from windtunnel.studies.planning.plan import plan as find
+    from windtunnel.studies.planning.search.ahead import working_ahead
 
     word = question.cluster.base
     mixed = None if word is None else parse_mixed(word)

@@ -77,7 +77,7 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
     move = _anchored(question, result)
 
     def with_advice() -> Result:
-        from windtunnel.studies.planning.advice import with_advice
+        from windtunnel.studies.planning.advice.advise import with_advice
 
         disturbed = bool(question.technique) or question.scenario.disturbs
         return move(with_advice(result, model, cluster, plan, again if disturbed else None))

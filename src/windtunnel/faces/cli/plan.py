@@ -31,7 +31,7 @@ def work_of_file(command_line: FlagValues) -> Below:
     stated = below.parts.get("plan", {})
     if command_line.files.get("plan") is not None or not stated:
         return below
-    from windtunnel.studies.planning.space import SAVINGS, STRUCTURE, SWITCHES
+    from windtunnel.studies.planning.space.plan_space import SAVINGS, STRUCTURE, SWITCHES
 
     sought = {*STRUCTURE, *SAVINGS, *SWITCHES, "dp", "account_for_embedding", "micro_batch_group"}
     work = {name: value for name, value in stated.items() if name not in sought}

@@ -9,7 +9,7 @@ from windtunnel.faces.report.prediction.views import CHANGE, breakdown, categori
 from windtunnel.questions.header import Verdict
 from windtunnel.studies.diagnose import Diagnosis
 from windtunnel.studies.measured_run.against import ClassTime
-from windtunnel.studies.planning.proposals import Proposal
+from windtunnel.studies.planning.advice.proposals import Proposal
 from windtunnel.views import (
     Bar,
     Bars,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import count, groupby
 from typing import Any
 
-from windtunnel.studies.planning.answer import Miss, Planned, Plans, Remedy
-from windtunnel.studies.planning.choices import Choice
-from windtunnel.studies.planning.compared import field_words
+from windtunnel.studies.planning.answers.choices import Choice
+from windtunnel.studies.planning.answers.compared import field_words
+from windtunnel.studies.planning.answers.plans import Miss, Planned, Plans, Remedy
 from windtunnel.views import (
     Axis,
     Bar,

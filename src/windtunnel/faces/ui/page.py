@@ -31,7 +31,7 @@ from windtunnel.questions import QUESTIONS
 from windtunnel.questions.form import Input, inputs, of_form
 from windtunnel.questions.old import question_of_command
 from windtunnel.questions.words import words as words_of
-from windtunnel.studies.planning.answer import Planned, Plans
+from windtunnel.studies.planning.answers.plans import Planned, Plans
 from windtunnel.views import Document
 
 SHOWN_MOST = 100  # runs on one page of the list

@@ -13,10 +13,10 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.hardware.mixed import MixedCluster
 from windtunnel.physics.model import Model
-from windtunnel.studies.planning.ahead import Exact
 from windtunnel.studies.planning.objectives.robust import Trouble
 from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked
 from windtunnel.studies.planning.planned import Named
+from windtunnel.studies.planning.search.ahead import Exact
 from windtunnel.studies.training.plan import PLAN_FILE
 from windtunnel.units import parse_count
 

@@ -23,21 +23,21 @@ from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.questions.typed import check, texts
-from windtunnel.studies.planning.ahead import Exact
-from windtunnel.studies.planning.answer import Planned, Plans
+from windtunnel.studies.planning.answers.choices import LOOKS, Budget, Choice, choices
+from windtunnel.studies.planning.answers.compared import decides, loses, sensitivity, told_apart
+from windtunnel.studies.planning.answers.infeasible import NEAREST_TRIED, nearest, remedies
+from windtunnel.studies.planning.answers.plans import Planned, Plans
+from windtunnel.studies.planning.answers.ranking import best_first, pareto_front
 from windtunnel.studies.planning.asked import OBJECTIVES, Asked, fixed_fields, sizes
-from windtunnel.studies.planning.choices import LOOKS, Budget, Choice, choices
-from windtunnel.studies.planning.compared import decides, loses, sensitivity, told_apart
-from windtunnel.studies.planning.infeasible import NEAREST_TRIED, nearest, remedies
 from windtunnel.studies.planning.objectives.mixed_types import slower
 from windtunnel.studies.planning.objectives.robust import Trouble, progress_score
 from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked
 from windtunnel.studies.planning.planned import Named, names, planned, planned_as
-from windtunnel.studies.planning.ranking import best_first, pareto_front
+from windtunnel.studies.planning.search.ahead import Exact
 from windtunnel.studies.planning.searched import Searched, search_all
-from windtunnel.studies.planning.space import Space
+from windtunnel.studies.planning.space.plan_space import Space
+from windtunnel.studies.planning.space.thumb import rule_of_thumb
 from windtunnel.studies.planning.techniques import TechniqueSearch, chosen, try_techniques
-from windtunnel.studies.planning.thumb import rule_of_thumb
 from windtunnel.studies.techniques import predict_with
 from windtunnel.studies.training.launch import launch_files
 from windtunnel.units import parse_count, parse_number, parse_time
@@ -71,7 +71,7 @@ def plan(
     exact: Exact | None = None,
     **fields: object,
 ) -> Plans:
-    """The best plans, proven inside the space that `planning/space.py` states.
+    """The best plans, proven inside the space that `planning/space/plan_space.py` states.
 
     `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
@@ -82,8 +82,8 @@ def plan(
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
     `head_room`: share of a device's memory that a plan leaves free. `told` is called with each plan that is replayed,
     while the search runs. `exact`: who measures and replays single plans; this process if not given
-    (`planning/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no plans,
-    but the nearest ones and what makes one fit.
+    (`planning/search/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no
+    plans, but the nearest ones and what makes one fit.
     """
     check(locals(), pareto=bool)
     constraints, words, slow = fixed_fields(plan, fields), named or names(model, cluster), texts("slow", slow)

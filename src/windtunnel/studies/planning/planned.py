@@ -10,9 +10,9 @@ from windtunnel.physics.step.result import Result
 from windtunnel.questions import read
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.words import command
-from windtunnel.studies.planning.ahead import Exact
-from windtunnel.studies.planning.answer import Planned
+from windtunnel.studies.planning.answers.plans import Planned
 from windtunnel.studies.planning.oracle import Layout, Plan, predict
+from windtunnel.studies.planning.search.ahead import Exact
 
 Named = tuple[ModelPart, ClusterPart]  # model and cluster as a question names them
 

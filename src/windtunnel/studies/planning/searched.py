@@ -11,16 +11,16 @@ from windtunnel.errors import UserError
 from windtunnel.physics.cost.power import least_joules
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.mixed import MixedCluster
-from windtunnel.studies.planning.answer import Planned
+from windtunnel.studies.planning.answers.compared import joules_ranked
+from windtunnel.studies.planning.answers.plans import Planned
 from windtunnel.studies.planning.asked import Asked
-from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.compared import joules_ranked
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slowest_of
 from windtunnel.studies.planning.objectives.robust import progress_score
 from windtunnel.studies.planning.oracle import straggling
-from windtunnel.studies.planning.search import Answer, Search, step_time
-from windtunnel.studies.planning.space import Space, first_refusal
+from windtunnel.studies.planning.search.best_first import Answer, Search, step_time
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space.plan_space import Space, first_refusal
 
 HEADROOM_STEPS = 6  # points of a front over memory
 OF_ENERGY = 12  # fastest plans of different kinds whose energy is compared

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from windtunnel.errors import UserError
-from windtunnel.studies.planning.answer import Planned
+from windtunnel.studies.planning.answers.plans import Planned
 from windtunnel.studies.techniques.registry import TECHNIQUES, find_technique, legal
 
 CHANGE_TRAINING = ("sparse_gradients", "local_sgd")

@@ -20,7 +20,7 @@ from windtunnel.errors import LayoutError, UserError
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Layer, Model
 from windtunnel.physics.step.result import StageMemory
-from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.search.bounds import Bounds
 from windtunnel.studies.training.forward_only import forward_ns
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.model_chunks import pieces_of

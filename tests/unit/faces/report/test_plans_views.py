@@ -11,8 +11,8 @@ from rich.console import Console
 from windtunnel.faces.report.draw.console import print_document
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.plans import plans_document, words
-from windtunnel.studies.planning.answer import Miss, Planned, Plans, Remedy
-from windtunnel.studies.planning.choices import Choice
+from windtunnel.studies.planning.answers.choices import Choice
+from windtunnel.studies.planning.answers.plans import Miss, Planned, Plans, Remedy
 from windtunnel.views import Bars, Notes, Table
 
 SPACE = {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0}

@@ -10,10 +10,10 @@ import pytest
 
 import windtunnel
 from windtunnel import UserError
-from windtunnel.studies.planning.advice import TOLD, TOLD_OF_A_FIELD, WORTH, advise
-from windtunnel.studies.planning.changes import OTHERS, PLAN, change_fields, changes_of, flags_of
+from windtunnel.studies.planning.advice.advise import TOLD, TOLD_OF_A_FIELD, WORTH, advise
+from windtunnel.studies.planning.advice.changes import OTHERS, PLAN, change_fields, changes_of, flags_of
 from windtunnel.studies.planning.oracle import laid_out, memory_bytes, read_plan
-from windtunnel.studies.planning.space import Space, switches
+from windtunnel.studies.planning.space.plan_space import Space, switches
 
 MODEL = windtunnel.load_model("llama-3.2-1b")
 CLUSTER = windtunnel.parse_cluster("h100-sxm:16")

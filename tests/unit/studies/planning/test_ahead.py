@@ -18,9 +18,9 @@ import windtunnel
 from windtunnel.errors import LayoutError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning import ahead
-from windtunnel.studies.planning.ahead import STEP, Ahead, Exact, working_ahead
 from windtunnel.studies.planning.oracle import Layout, checked, laid_out, step_ns
+from windtunnel.studies.planning.search import ahead
+from windtunnel.studies.planning.search.ahead import STEP, Ahead, Exact, working_ahead
 
 FIELDS = {"global_batch": 16, "seq_len": 2048, "tp": 2, "cp": 1, "zero_stage": 1}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.space import Space, savings, structures, switches
+from windtunnel.studies.planning.space.plan_space import Space, savings, structures, switches
 
 OLD_TITAN = {"framework": "torchtitan", "release": "torchtitan-24.12"}
 NEW_TITAN = {"framework": "torchtitan", "release": "torchtitan-25.07"}

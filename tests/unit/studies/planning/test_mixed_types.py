@@ -14,11 +14,11 @@ from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.plan import plan
-from windtunnel.studies.planning.search import Search
-from windtunnel.studies.planning.space import Space
+from windtunnel.studies.planning.search.best_first import Search
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space.plan_space import Space
 from windtunnel.studies.training import predict
 
 JOB = {"tp": 4, "global_batch": 32, "seq_len": 1024}
@@ -231,7 +231,7 @@ def test_the_gap_of_two_searches_is_that_of_the_best_plan() -> None:
 
 
 def test_a_search_that_finds_nothing_ends_in_time_and_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windtunnel.studies.planning.search.FIRST_S", 0.0)
+    monkeypatch.setattr("windtunnel.studies.planning.search.best_first.FIRST_S", 0.0)
     space = Space(load_model("llama-3-70b"), parse_cluster("h100-sxm:8"), {"global_batch": 64, "seq_len": 8192})
     answer = Search(space, Bounds(0.0)).run(1, 0.0)
     assert not answer.plans

@@ -18,14 +18,14 @@ from windtunnel.errors import UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.compared import decides, field_words
-from windtunnel.studies.planning.fields.features import FEATURES
+from windtunnel.studies.planning.answers.compared import decides, field_words
 from windtunnel.studies.planning.objectives.robust import Trouble, progress
 from windtunnel.studies.planning.oracle import laid_out, memory_bytes, straggling
-from windtunnel.studies.planning.search import Search
-from windtunnel.studies.planning.space import Space, context_kinds, savings, structures
-from windtunnel.studies.planning.thumb import rule_of_thumb
+from windtunnel.studies.planning.search.best_first import Search
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space.features import FEATURES
+from windtunnel.studies.planning.space.plan_space import Space, context_kinds, savings, structures
+from windtunnel.studies.planning.space.thumb import rule_of_thumb
 
 FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
 
@@ -234,7 +234,7 @@ def test_a_search_that_counts_its_nodes_knows_no_clock(monkeypatch: pytest.Monke
 
     short = run(0.5)
     hours = itertools.count(0.0, 3600.0)
-    monkeypatch.setattr("windtunnel.studies.planning.search.monotonic", lambda: next(hours))
+    monkeypatch.setattr("windtunnel.studies.planning.search.best_first.monotonic", lambda: next(hours))
     assert run(0.5) == short
     assert run(1.0)[1] != short[1]
 

@@ -12,9 +12,9 @@ from windtunnel.errors import SpecError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.questions.asked.parts.plan import open_plan
-from windtunnel.studies.planning.fields.pipelines import dealt, uneven
 from windtunnel.studies.planning.plan import plan
-from windtunnel.studies.planning.space import Space, structures
+from windtunnel.studies.planning.space.pipelines import dealt, uneven
+from windtunnel.studies.planning.space.plan_space import Space, structures
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.launch.megatron.writing import write
 from windtunnel.studies.training.launch.native import read_native

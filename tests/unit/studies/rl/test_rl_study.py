@@ -15,7 +15,7 @@ from windtunnel.errors import LayoutError, SpecError, UnknownNameError, UserErro
 from windtunnel.faces.cli.app import main
 from windtunnel.questions.asked.rl import Rl, RlPlan
 from windtunnel.questions.reading import read, read_part
-from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.search.bounds import Bounds
 from windtunnel.studies.rl.habits import framework_names, load_habits
 from windtunnel.studies.rl.job import Job, batch_time_s, drafted
 from windtunnel.studies.rl.learner import best_trainer, fitting, layouts, least_s, packed

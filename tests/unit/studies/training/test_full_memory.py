@@ -11,7 +11,7 @@ from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.model import transformer
 from windtunnel.physics.step.result import Result
-from windtunnel.studies.planning.advice import advise
+from windtunnel.studies.planning.advice.advise import advise
 from windtunnel.studies.planning.oracle import laid_out, memory_bytes, read_plan, replayed
 from windtunnel.studies.planning.plan import plan
 from windtunnel.studies.training import predict

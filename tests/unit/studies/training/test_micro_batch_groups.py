@@ -11,7 +11,7 @@ import pytest
 from windtunnel.errors import LayoutError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.search.bounds import Bounds
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.launch import launch_flags, read_native
 from windtunnel.studies.training.layout import resolve

@@ -53,7 +53,7 @@ from windtunnel.views.text import text_of
 
 if TYPE_CHECKING:
     from windtunnel.physics.step.result import StageReport
-    from windtunnel.studies.planning.proposals import Proposal
+    from windtunnel.studies.planning.advice.proposals import Proposal
 
 WORK = ("compute", "memory", "optimizer")  # families that are no overhead
 WORTH_SAYING = 0.01  # share of the step

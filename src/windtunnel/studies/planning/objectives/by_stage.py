@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.physics.hardware.mixed import MixedCluster
-from windtunnel.studies.planning.bounds import Bounds, Floats, Options, Recomputation, spans
 from windtunnel.studies.planning.least.beside_passes import Ends, kept_in_flight, least_memory, ranks_of
 from windtunnel.studies.planning.oracle import Layout, ranks_bytes, staged_step_ns, stages_of, straggling
+from windtunnel.studies.planning.search.bounds import Bounds, Floats, Options, Recomputation, spans
 from windtunnel.studies.training.schedules import TRAITS
 
 

@@ -11,7 +11,7 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.mixed import MixedCluster
 from windtunnel.physics.model import Model
 from windtunnel.studies.planning.oracle import Layout, laid_out, replayed
-from windtunnel.studies.planning.search import Objective
+from windtunnel.studies.planning.search.best_first import Objective
 
 
 def slower(mixed: MixedCluster) -> Cluster:

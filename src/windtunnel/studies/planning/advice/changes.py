@@ -16,7 +16,6 @@ from itertools import product
 from math import gcd
 
 from windtunnel.errors import UserError
-from windtunnel.studies.planning.fields.features import HABIT, Features, features_of
 from windtunnel.studies.planning.oracle import (
     PEAK_DTYPE,
     RECOMPUTE_PARTS,
@@ -26,7 +25,8 @@ from windtunnel.studies.planning.oracle import (
     interleaves,
     laid_out,
 )
-from windtunnel.studies.planning.space import context_kinds, divisors, micro_batches
+from windtunnel.studies.planning.space.features import HABIT, Features, features_of
+from windtunnel.studies.planning.space.plan_space import context_kinds, divisors, micro_batches
 
 PLAN, NUMBERS, OTHERS = "plan", "numbers", "others"
 GROUPS_MOST = 12  # sizes of a shard group that are tried

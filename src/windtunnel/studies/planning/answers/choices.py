@@ -13,8 +13,25 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 
-from windtunnel.studies.planning.search import LEAF, LOOKS_OF_A_REPLAY, PLAN, ROUGH, UNSAVED, FittingPlan, Node, Search
-from windtunnel.studies.planning.space import PIPELINE, SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
+from windtunnel.studies.planning.search.best_first import (
+    LEAF,
+    LOOKS_OF_A_REPLAY,
+    PLAN,
+    ROUGH,
+    UNSAVED,
+    FittingPlan,
+    Node,
+    Search,
+)
+from windtunnel.studies.planning.space.plan_space import (
+    PIPELINE,
+    SAVINGS,
+    STRUCTURE,
+    SWITCHES,
+    Space,
+    savings,
+    switches,
+)
 
 FIELDS = (*STRUCTURE, *SAVINGS, *SWITCHES)
 DISTANT = 1.0  # what is twice as slow and more is not told

@@ -9,12 +9,12 @@ from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import Model
-from windtunnel.studies.planning.answer import Miss, Planned, Remedy
-from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.misfits import Missed
+from windtunnel.studies.planning.answers.plans import Miss, Planned, Remedy
 from windtunnel.studies.planning.oracle import Layout, host_holds, laid_out, memory_bytes, straggling
-from windtunnel.studies.planning.search import Search
-from windtunnel.studies.planning.space import Space
+from windtunnel.studies.planning.search.best_first import Search
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.search.misfits import Missed
+from windtunnel.studies.planning.space.plan_space import Space
 
 NEAREST_TOLD = 3
 NEAREST_TRIED = 12

@@ -28,8 +28,15 @@ from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Advice, Result
-from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.changes import NUMBERS, OTHERS, PLAN, Change, change_fields, changes_of, flags_of
+from windtunnel.studies.planning.advice.changes import (
+    NUMBERS,
+    OTHERS,
+    PLAN,
+    Change,
+    change_fields,
+    changes_of,
+    flags_of,
+)
 from windtunnel.studies.planning.oracle import (
     Layout,
     Plan,
@@ -42,6 +49,7 @@ from windtunnel.studies.planning.oracle import (
     step_ns,
     straggling,
 )
+from windtunnel.studies.planning.search.bounds import Bounds
 
 WORTH = 0.005  # of the step
 HEAD_ROOM = 0.03  # of a device's memory, which a change leaves free

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.planning.answer import Planned
-from windtunnel.studies.planning.compared import joules_ranked, seconds_ranked
+from windtunnel.studies.planning.answers.compared import joules_ranked, seconds_ranked
+from windtunnel.studies.planning.answers.plans import Planned
 
 
 def _least(objective: str, planned: Planned) -> tuple[float, ...]:

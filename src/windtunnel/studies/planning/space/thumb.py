@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from windtunnel.errors import UserError
 from windtunnel.studies.planning.oracle import Layout, Plan, check_lies_on_one, laid_out, memory_bytes
-from windtunnel.studies.planning.space import Space, divisors, expert_degrees, shared_experts
+from windtunnel.studies.planning.space.plan_space import Space, divisors, expert_degrees, shared_experts
 
 TRIED_MOST = 24
 TENSOR_MOST = 8  # the rule is of nodes of eight; recipes for racks of 72 have no more

@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.errors import UserError
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import plain_fields
-from windtunnel.studies.planning.choices import Choice
+from windtunnel.studies.planning.answers.choices import Choice
 
 FIGURES = (
     *("step_time_s", "p5_s", "p95_s", "mfu", "tokens_per_s", "n_gpus", "peak_memory_bytes", "memory_capacity_bytes"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.physics.hardware.mixed import MixedCluster
-from windtunnel.studies.planning.fields.features import Features
+from windtunnel.studies.planning.space.features import Features
 
 Counts = tuple[int, ...] | None  # layers of each virtual stage; None: as the framework deals them out
 Pipeline = tuple[int, str | None, Counts]  # model pieces per rank, the schedule, and the layers of each piece

@@ -18,8 +18,8 @@ from windtunnel.physics.model import Model
 from windtunnel.physics.step.result import Advice, Result
 from windtunnel.questions.asked.diagnose import LOGS
 from windtunnel.questions.reading import plain_part
-from windtunnel.studies.planning.advice import HEAD_ROOM
-from windtunnel.studies.planning.changes import PLAN, change_fields, flags_of
+from windtunnel.studies.planning.advice.advise import HEAD_ROOM
+from windtunnel.studies.planning.advice.changes import PLAN, change_fields, flags_of
 from windtunnel.studies.planning.oracle import Layout, Plan, host_holds, laid_out, memory_bytes, read_plan, step_ns
 from windtunnel.studies.training.launch.patch import diff, patch, read_again
 from windtunnel.studies.training.question import states_model

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from windtunnel.errors import UserError
-from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.oracle import Layout, laid_out
-from windtunnel.studies.planning.space import Family, Space, members, savings
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.space.plan_space import Family, Space, members, savings
 
 
 @dataclass(frozen=True, slots=True)

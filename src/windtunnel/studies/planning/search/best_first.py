@@ -26,11 +26,11 @@ from math import inf
 from time import monotonic
 
 from windtunnel.errors import UserError
-from windtunnel.studies.planning.ahead import MEMORY, RESULT, STEP
-from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.misfits import Misfits, Missed, Unmeasured
 from windtunnel.studies.planning.oracle import Layout, Replayed, laid_out, memory_bytes, step_ns
-from windtunnel.studies.planning.space import (
+from windtunnel.studies.planning.search.ahead import MEMORY, RESULT, STEP
+from windtunnel.studies.planning.search.bounds import Bounds
+from windtunnel.studies.planning.search.misfits import Misfits, Missed, Unmeasured
+from windtunnel.studies.planning.space.plan_space import (
     SAVINGS,
     Family,
     Space,
@@ -41,7 +41,7 @@ from windtunnel.studies.planning.space import (
     savings,
     switches,
 )
-from windtunnel.studies.planning.space import STRUCTURE as FIELDS
+from windtunnel.studies.planning.space.plan_space import STRUCTURE as FIELDS
 
 FAMILY, STRUCTURE, SHAPED, ROUGH, SAVING, LEAF, PLAN, REPLAYED = range(8)
 ASKED_NEXT = {SAVING: MEMORY, PLAN: STEP}  # of the plans of a node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from windtunnel.studies.planning.answer import Planned
+from windtunnel.studies.planning.answers.plans import Planned
 from windtunnel.units import format_bytes, format_time
 
 PARTS_NAMED = 3

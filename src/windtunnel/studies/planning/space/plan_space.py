@@ -28,8 +28,6 @@ from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.mixed import MixedCluster
 from windtunnel.physics.model import Model
-from windtunnel.studies.planning.fields.features import HABIT, Features, features_of
-from windtunnel.studies.planning.fields.pipelines import Pipeline, pipelines
 from windtunnel.studies.planning.oracle import (
     Layout,
     Plan,
@@ -39,6 +37,8 @@ from windtunnel.studies.planning.oracle import (
     laid_out,
     stages_of,
 )
+from windtunnel.studies.planning.space.features import HABIT, Features, features_of
+from windtunnel.studies.planning.space.pipelines import Pipeline, pipelines
 
 STRUCTURE = (
     "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "layers_per_stage", "micro_batch",

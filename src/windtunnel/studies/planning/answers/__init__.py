@@ -1,0 +1,1 @@
+"""What a search answers: plans, what decides between them, what a choice is worth, what to change where none fits."""
