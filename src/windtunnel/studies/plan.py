@@ -29,9 +29,9 @@ def answer(question: Search) -> Plans | dict[str, object]:
 
 
 def plans(
-    question: Search, *, told: Callable[[Layout, Replayed], None] | None = None, begun_s: float | None = None
+    question: Search, *, listener: Callable[[Layout, Replayed], None] | None = None, begun_s: float | None = None
 ) -> Plans:
-    """The best plans; `told` is called with each that is replayed, `begun_s`: when the time that was given began."""
+    """The best plans; `listener` is called with each that is replayed, `begun_s`: when the given time began."""
     from windtunnel.studies.planning.plan import plan as find
     from windtunnel.studies.planning.search.ahead import working_ahead
 
@@ -55,7 +55,7 @@ def plans(
             head_room=question.head_room,
             techniques=question.technique,
             named=(question.model, question.cluster),
-            told=told,
+            listener=listener,
             exact=exact,
         )
 

@@ -57,7 +57,7 @@ def plan(
     if is_captured(question.model.base):
         return _cut(question, outputs, launch_flags)
     with working("planning"), _rows(outputs.rows, question) as rows:
-        answer = plans(question, told=rows, begun_s=begun_s)
+        answer = plans(question, listener=rows, begun_s=begun_s)
     if launch_flags is not None and answer.plans:
         from windtunnel.studies.training.launch import launch_flags as written
 

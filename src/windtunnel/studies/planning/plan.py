@@ -67,7 +67,7 @@ def plan(
     choices_within_s: float | None = None,
     head_room: float = HEAD_ROOM,
     named: Named | None = None,
-    told: Callable[[Layout, Replayed], None] | None = None,
+    listener: Callable[[Layout, Replayed], None] | None = None,
     exact: Exact | None = None,
     **fields: object,
 ) -> Plans:
@@ -80,8 +80,8 @@ def plan(
     `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried on the best plans
     (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
-    `head_room`: share of a device's memory that a plan leaves free. `told` is called with each plan that is replayed,
-    while the search runs. `exact`: who measures and replays single plans; this process if not given
+    `head_room`: share of a device's memory that a plan leaves free. `listener` is called with each plan that is
+    replayed, while the search runs. `exact`: who measures and replays single plans; this process if not given
     (`planning/search/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no
     plans, but the nearest ones and what makes one fit.
     """
@@ -115,7 +115,7 @@ def plan(
         trouble=Trouble(slow, None if mtbf_s is None else parse_time(mtbf_s, "mtbf_s")),
         techniques=trials,
         words=words,
-        listener=told,
+        listener=listener,
         exact=exact or Exact(),
     )  # fmt: skip
     searched = search_all(asked)
