@@ -73,7 +73,7 @@ class Changes:
             if gpus:
                 due.push(next_ns(node, time_ns), (node, 0), node)
             else:
-                due.push(time_ns + repair_ns(node), (node, site.per_node), node)
+                due.push(time_ns + repair_ns(node), (node, site.node_sizes[node]), node)
 
 
 def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
@@ -99,12 +99,12 @@ def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
         time_ns = round((begin_s + time_s) * NS)
         if by_node:
             node = int(_number(path, line, "node", which, site.nodes - 1))
-            gpus = int(_number(path, line, "gpus", more[0], site.per_node // site.unit)) * site.unit
+            gpus = int(_number(path, line, "gpus", more[0], site.node_sizes[node] // site.unit)) * site.unit
             node_changes.append(NodeChange(time_ns, node, gpus))
             continue
         count = int(_number(path, line, "nodes", which, site.nodes))
         node_changes += [NodeChange(time_ns, node, 0) for node in range(there - 1, count - 1, -1)]
-        node_changes += [NodeChange(time_ns, node, site.per_node) for node in range(there, count)]
+        node_changes += [NodeChange(time_ns, node, site.node_sizes[node]) for node in range(there, count)]
         there = count
     return node_changes
 
@@ -127,7 +127,7 @@ def _faults(table: Table, path: Path, site: Site, begin_s: float, unit_s: float)
     for time_s, node, more in sorted(events):
         before, faults[node] = faults[node], faults[node] + more
         if bool(before) != bool(faults[node]):
-            gpus = 0 if faults[node] else site.per_node
+            gpus = 0 if faults[node] else site.node_sizes[node]
             changes.append(NodeChange(round((begin_s + time_s) * NS), node, gpus))
     return changes
 

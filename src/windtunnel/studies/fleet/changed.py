@@ -51,6 +51,8 @@ def changed_cluster(changes: Sequence[str], jobs: Jobs, site: Site) -> tuple[Job
 def _with_nodes(site: Site, value: str, text: str) -> Site:
     if site.kinds:
         raise SpecError("--change", text, f"{site.text} has nodes of several kinds: change --cluster")
+    if site.sizes:
+        raise SpecError("--change", text, f"{site.text} has nodes of unlike sizes: add NodeName lines there")
     nodes = int(_number(site.nodes, value, text, whole=True))
     grown = checked(replace(site, nodes=nodes, text=f"{site.text}, {nodes} nodes"))
     if not site.slurm:
@@ -62,8 +64,10 @@ def _with_nodes(site: Site, value: str, text: str) -> Site:
         for name, partition in cluster.partitions.items()
     }
     names = (*cluster.names[:nodes], *(f"new{at + 1}" for at in range(cluster.nodes, nodes)))
-    cpus = cluster.cpus // max(cluster.nodes, 1) * nodes
-    return replace(grown, changed=replace(cluster, nodes=nodes, cpus=cpus, names=names, partitions=partitions))
+    more = nodes - cluster.nodes
+    cpus, types, heavy = ((*each[:nodes], *each[-1:] * more) for each in (cluster.cpus, cluster.types, cluster.heavy))
+    changed = replace(cluster, nodes=nodes, names=names, partitions=partitions, cpus=cpus, types=types, heavy=heavy)
+    return replace(grown, changed=changed)
 
 
 def _with_quota(jobs: Jobs, path: list[str], value: str, text: str) -> Jobs:

@@ -130,14 +130,17 @@ def _nodes(cluster: Cluster, names: Sequence[str], per_node: int) -> Iterator[st
     """Nodes with what they have, those that are cut alike together."""
     like: dict[str, list[str]] = {}
     uncut: Mapping[str, int] = {}
-    for name, divided in zip(names, chain(cluster.divided, repeat(uncut)), strict=False):
-        whole = per_node - cuts_of(divided, cluster.gpu)[1]
-        words = [f"gpu:{whole}"] if whole else []
+    columns = ((cluster.divided, uncut), (cluster.sizes, per_node), (cluster.types, ""), (cluster.cpus, 1))
+    each = [chain(column, repeat(otherwise)) for column, otherwise in (*columns, (cluster.heavy, 1))]
+    for name, divided, size, kind, cpus, weight in zip(names, *each, strict=False):
+        whole = size - cuts_of(divided, cluster.gpu)[1]
+        words = [f"gpu:{kind}:{whole}" if kind else f"gpu:{whole}"] if whole else []
         words += [f"gpu:{profile}:{count}" for profile, count in divided.items()]
         words += [f"shard:{cluster.shares * whole}"] if cluster.shares else []
-        like.setdefault(",".join(words), []).append(name)
-    for gres, alike in like.items():
-        yield f"NodeName={','.join(alike)} CPUs={max(cluster.cpus // len(names), 1)} Gres={gres} State=UNKNOWN"
+        settings = f"CPUs={cpus} Gres={','.join(words)}{f' Weight={weight}' if cluster.heavy else ''}"
+        like.setdefault(settings, []).append(name)
+    for settings, alike in like.items():
+        yield f"NodeName={','.join(alike)} {settings} State=UNKNOWN"
 
 
 def _weights(cluster: Cluster) -> Iterator[str]:

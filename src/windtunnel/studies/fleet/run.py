@@ -64,6 +64,9 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
             raise SpecError("--policy", policy, remedy, site.text)
         if options.pool or options.changes is not None:
             raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
+    if site.sizes and traits.loop != "log" and (traits.name != "slurm" or options.pool):
+        remedy = "nodes of unlike sizes are known to slurm alone, and not as a pool: give --policy slurm"
+        raise SpecError("--policy", policy, f"{remedy}, or a file with the NodeName lines of one size", site.text)
     dropped = _dropped(jobs, site, traits, options)
     dropped_rows = {each.job for each in dropped}
     keep = np.array([at for at in range(len(jobs)) if at not in dropped_rows], np.int64)
@@ -136,10 +139,12 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         for at, part in enumerate(parts):
             words = part if isinstance(part, str) else why if part is not None else ""
             drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
-    if traits.name == "slurm" and not options.pool and (any(parts) or site.slurm_cluster.divided):
+    unlike = bool(site.slurm_cluster.divided or site.sizes or any(jobs.columns.get("gpu_type", ())))
+    if traits.name == "slurm" and not options.pool and (any(parts) or unlike):
         from windtunnel.studies.fleet.policies.slurm.gres import never_fit
+        from windtunnel.studies.fleet.policies.slurm.rules import Rules
 
-        for at, words in never_fit(jobs, site, site.slurm_cluster):
+        for at, words in never_fit(jobs, site, Rules(site.per_node, cluster=site.slurm_cluster)):
             drop([at], Reason.TOO_LARGE, words)
     if traits.name == "slurm":
         from windtunnel.studies.fleet.policies.slurm.alone import never_allowed

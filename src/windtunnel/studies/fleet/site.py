@@ -4,8 +4,8 @@ t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
 v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
-slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, gres.conf, qos.txt, assoc.txt]`, of `sacctmgr -P
-                   show` too, and `gpu`
+slurm.conf         its nodes, of unlike sizes for slurm alone; a site.yaml may have `slurm: [slurm.conf, gres.conf,
+                   qos.txt, assoc.txt]`, of `sacctmgr -P show` too, and `gpu`
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
                    blocks, `topology: {block: 64, rack: 16}`; `shares_per_gpu` for jobs that ask for shares by number,
                    `link` of a rack or node for traffic (`sharing/links.py`), `devices` for live jobs: [MIG-...]
@@ -38,11 +38,11 @@ CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb"
 
 @dataclass(frozen=True)
 class Site:
-    """Equal nodes, or nodes of several kinds that have as many GPUs each."""
+    """Equal nodes, or nodes of several kinds that have as many GPUs each; of slurm.conf unlike ones too."""
 
     gpu: str
     nodes: int
-    per_node: int
+    per_node: int  # the most that a node has
     text: str
     file: Path | None = None  # where the site came from
     kinds: tuple[tuple[str, int], ...] = ()  # (GPU, nodes), where there are several
@@ -52,12 +52,18 @@ class Site:
     link: float = 0.0  # bytes per second of a domain of the lowest level, or of a node; 0: not told
     devices: tuple[str, ...] = ()  # what CUDA calls each GPU, through all nodes; none: their numbers
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
+    sizes: tuple[int, ...] = ()  # of each node, as `per_node`, where they are unlike
     changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
     @property
     def gpus(self) -> int:
         """GPUs of all pools."""
-        return self.nodes * self.per_node
+        return sum(self.node_sizes)
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """GPUs of each node."""
+        return self.sizes or (self.per_node,) * self.nodes
 
     @cached_property
     def slurm_cluster(self) -> Cluster:
@@ -140,7 +146,9 @@ def _of_slurm(files: tuple[Path, ...], text: str, gpu: str = "gpu") -> Site:
     cluster = read_cluster(files, gpu)
     if not cluster.nodes:
         raise SpecError("slurm", text, "give the path of slurm.conf too")
-    return checked(Site(gpu, cluster.nodes, cluster.per_node, text, slurm=files, shares=cluster.shares))
+    return checked(
+        Site(gpu, cluster.nodes, cluster.per_node, text, slurm=files, shares=cluster.shares, sizes=cluster.sizes)
+    )
 
 
 def _from_yaml(path: Path) -> Site:

@@ -42,7 +42,8 @@ def draw(seed: int, count: int) -> tuple[Slurm, int, list[Running]]:
     cluster = Cluster(
         nodes=nodes,
         per_node=PER_NODE,
-        cpus=chance.choice((0, 16 * nodes)),
+        sizes=chance.choice(((), (*(chance.choice((1, 2, PER_NODE)) for _ in range(nodes - 1)), PER_NODE))),
+        cpus=chance.choice(((), (16,) * nodes, tuple(chance.choice((8, 16)) for _ in range(nodes)))),
         partitions=partitions if chance.random() < 0.7 else {},
         default_partition="all",
         qos=qos if chance.random() < 0.6 else {},
@@ -76,6 +77,7 @@ def draw(seed: int, count: int) -> tuple[Slurm, int, list[Running]]:
         gpus = chance.choice((1, 2, 3, 4, 5, 8, 4 * (nodes // 3 or 1)))
         account, user = chance.choice(people)
         owner = Owner(user, account, chance.choice(("low", "mid", "")), float(gpus), chance.choice((0, 1, 5, 16)))
+        owner = replace(owner, nodes=chance.choice((0, 0, 1, 2, 3)))
         limit_s = chance.choice((None, lasts_s * chance.uniform(1, 3), lasts_s * 0.7))
         queue = chance.choice(("all", "some", "some,all", ""))
         priority = float(chance.choice((0, 0, 5)))
@@ -90,7 +92,7 @@ def differences(seed: int, count: int = 40) -> list[tuple[int, int | None, int |
     """(job, start on the clock, start by the loops) where they differ."""
     policy, nodes, jobs = draw(seed, count)
     assert can_run(policy, jobs)
-    Clock(jobs, [PER_NODE] * nodes, policy).run()
+    Clock(jobs, list(policy.cluster.sizes) or [PER_NODE] * nodes, policy).run()
     again = draw(seed, count)[2]
     run_whole(policy, again, nodes)
     pairs = zip(jobs, again, strict=True)

@@ -82,7 +82,7 @@ def test_slurm_and_quotas_change_by_their_own_names(log: Path) -> None:
     jobs, site = changed_cluster(changes, jobs, site)
     assert jobs.quotas[0] == Quota("vision", 12, "all")
     cluster = site.slurm_cluster
-    assert (site.nodes, cluster.nodes, cluster.cpus, cluster.names[-1]) == (6, 6, 384, "new6")
+    assert (site.nodes, cluster.nodes, cluster.cpus, cluster.names[-1]) == (6, 6, (64,) * 6, "new6")
     assert (cluster.partitions["wide"].nodes, cluster.partitions["fast"].nodes) == (0b111111, 0b1100)
     assert cluster.qos["high"].limits.user_gpus == 16
     assert [each.share for each in cluster.associations] == [1, 3, 4]

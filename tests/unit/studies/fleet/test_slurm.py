@@ -20,7 +20,7 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Weights
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
-from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Holder, Space
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Gang, Holder, Space
 from windtunnel.studies.fleet.policies.slurm.order import fair_tree
 from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.run import simulate
@@ -144,7 +144,7 @@ def run_table(folder: Path, rows: str, conf: str = CONF, **options):
 def test_its_own_files_are_read(tmp_path: Path) -> None:
     site = site_of(tmp_path)
     cluster = read_cluster(site.slurm)
-    assert (site.nodes, site.per_node, cluster.cpus) == (4, 8, 256)
+    assert (site.nodes, site.per_node, cluster.cpus) == (4, 8, (64,) * 4)
     assert {name: (each.nodes, each.tier, each.most_s) for name, each in cluster.partitions.items()} == {
         "wide": (0b1111, 1, 86_400.0),
         "fast": (0b1100, 5, 600.0),
@@ -156,7 +156,7 @@ def test_its_own_files_are_read(tmp_path: Path) -> None:
     assert [each.share for each in cluster.associations if not each.user] == [1, 3, 1]
 
 
-@pytest.mark.parametrize("text", ["ClusterName=x\n", "NodeName=a Gres=gpu:8\nNodeName=b Gres=gpu:4\n"])
+@pytest.mark.parametrize("text", ["ClusterName=x\n", "NodeName=a CPUs=8\n"])
 def test_nodes_that_cannot_be_taken_are_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text(text)
     with pytest.raises(InputFileError, match=r"slurm\.conf"):
@@ -309,29 +309,29 @@ def test_ends_that_are_close_are_foreseen_together() -> None:
     """Two nodes end at limits of 40 and 55 s: a job for one of them is foreseen at the second."""
     free = Free([0, 0], 8)
     holders = [Holder(40 * NS, ((0, 8),), 1), Holder(55 * NS, ((1, 8),), 2)]
-    assert Future(0, free, holders).start(8, 3)[0] == 55 * NS
-    assert Future(0, free, holders, 0).start(8, 3)[0] == 40 * NS
+    assert Future(0, free, holders).start(Gang(8, 8), 3)[0] == 55 * NS
+    assert Future(0, free, holders, 0).start(Gang(8, 8), 3)[0] == 40 * NS
 
 
 def test_the_fullest_node_is_that_of_the_most_cpus_in_use(tmp_path: Path) -> None:
     """Jobs of one CPU and of 1 and 4 GPUs, as in workload 46 (`slurm_2026_12_01`): Slurm counts CPUs, not GPUs."""
-    free = Free([8, 8, 8], 8, cpus=64)
+    free = Free([8, 8, 8], 8, cpus=[64] * 3)
     for node, gpus, cpus in ((0, 1, 1), (1, 4, 1)):
         free.add(((node, gpus),), -1)
         free.load(((node, gpus),), cpus)
-    assert free.choose(1, 0b111) == ((0, 1),)  # as many CPUs on both: the first
+    assert free.choose(Gang(1, 8), 0b111) == ((0, 1),)  # as many CPUs on both: the first
     free.load(((1, 4),), 3)
-    assert free.choose(1, 0b111) == ((1, 1),)
+    assert free.choose(Gang(1, 8), 0b111) == ((1, 1),)
     free.load(((1, 4),), 3, -1)
     assert (free.busy, free.copy().busy) == ([1, 1, 0], [1, 1, 0])
     for cpus in (0, 96):  # where nobody says the node's CPUs: by GPUs, whatever the log says of jobs'
         plain = Free([7, 4, 8], 8)
         for node, gpus in ((0, 1), (1, 4)):
             plain.load(((node, gpus),), cpus // (node + 1) ** 9)
-        assert plain.copy().choose(1, 0b111) == ((1, 1),)
+        assert plain.copy().choose(Gang(1, 8), 0b111) == ((1, 1),)
     (tmp_path / "slurm.conf").write_text(CONF.replace("CPUs=64 ", ""))
     silent = read_cluster([tmp_path / "slurm.conf"])
-    assert (silent.cpus, silent.node_cpus) == (4, 0)
+    assert (silent.cpus, silent.node_cpus) == ((1,) * 4, ())
 
 
 def test_plans_are_in_whole_seconds(tmp_path: Path) -> None:
@@ -350,8 +350,8 @@ def test_plans_are_in_whole_seconds(tmp_path: Path) -> None:
 def test_windows_of_ends_are_aligned_to_the_half_minutes_of_slurm_s_clock() -> None:
     """From an end at 40 s the window goes to 60 and 30 s on; where Slurm's clock is 10 s ahead, to 50 and 30 s on."""
     holders = [Holder(40 * NS, ((0, 8),), 1), Holder(85 * NS, ((1, 8),), 2)]
-    assert Future(0, Free([0, 0], 8), holders).start(8, 3)[0] == 85 * NS
-    assert Future(0, Free([0, 0], 8), holders, epoch_ns=10 * NS).start(8, 3)[0] == 40 * NS
+    assert Future(0, Free([0, 0], 8), holders).start(Gang(8, 8), 3)[0] == 85 * NS
+    assert Future(0, Free([0, 0], 8), holders, epoch_ns=10 * NS).start(Gang(8, 8), 3)[0] == 40 * NS
 
 
 def test_a_job_has_the_priority_of_its_submission_until_the_next_calculation() -> None:
@@ -367,8 +367,8 @@ def test_a_job_elsewhere_that_ends_in_the_window_draws_in_the_next_here() -> Non
     """As Slurm 22.05 planned job 30 of workload 24 (`slurm_2026_11_29`): at 172.96 s, not at 112.96 s."""
     free = Free([0, 0, 8], 8)
     holders = [Holder(end * NS, ((node, 8),), 1 << node) for end, node in ((113, 0), (129, 2), (173, 1))]
-    assert Future(75 * NS, free, holders).start(8, 0b011)[0] == 173 * NS
-    assert Future(75 * NS, free, [holders[0], holders[2]]).start(8, 0b011)[0] == 113 * NS
+    assert Future(75 * NS, free, holders).start(Gang(8, 8), 0b011)[0] == 173 * NS
+    assert Future(75 * NS, free, [holders[0], holders[2]]).start(Gang(8, 8), 0b011)[0] == 113 * NS
 
 
 def test_nodes_that_come_back_after_the_time_that_was_tried_are_tried_later() -> None:
@@ -381,7 +381,7 @@ def test_nodes_that_come_back_after_the_time_that_was_tried_are_tried_later() ->
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=6), st.integers(1, 24), st.integers(1, 63))
 def test_a_choice_of_nodes_fits_and_is_found_where_there_is_one(free: list[int], gpus: int, among: int) -> None:
     nodes = Free(free.copy(), 8)
-    placed = nodes.choose(gpus, among)
+    placed = nodes.choose(Gang(gpus, 8), among)
     whole, rest = divmod(gpus, 8)
     usable = [count for node, count in enumerate(free) if among >> node & 1]
     idle = usable.count(8)

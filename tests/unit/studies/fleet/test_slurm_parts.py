@@ -20,6 +20,7 @@ from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.parts.profile import UNITS, cuts_of, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 from windtunnel.studies.fleet.policies.slurm.gres import Gres
+from windtunnel.studies.fleet.policies.slurm.nodes import Gang
 from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.policies.table import names_of
 from windtunnel.studies.fleet.run import simulate
@@ -85,7 +86,7 @@ def test_what_fits_is_what_is_left_one_by_one(rows: list[tuple[int, int, int, st
     for job in running(possible(rows)):
         if job.part is None:
             idle = [each.count(UNITS) for each in gpus]
-            need, fits = job.gpus // UNITS, max(idle) >= job.gpus // UNITS
+            need, fits = Gang(job.gpus // UNITS, 4), max(idle) >= job.gpus // UNITS
         else:
             count = job.gpus // job.part.units
             need = job.part, count

@@ -31,6 +31,8 @@ class Owner:
     cpus: int = 0
     topology: str = ""  # as Kueue's topology request: required LEVEL, preferred LEVEL, unconstrained
     pod_gpus: int = 0  # of each of its pods; 0: not told
+    nodes: int = 0  # that it asks for; 0: not told
+    gpu: str = ""  # the type of GPU that it asks for, by its scheduler's name; empty: any
 
 
 NOBODY = Owner()

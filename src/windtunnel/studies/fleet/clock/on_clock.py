@@ -120,7 +120,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
         )
         for index in range(len(jobs))
     ]
-    nodes = [site.per_node] * site.nodes
+    nodes = list(site.node_sizes)
     with_quotas = replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts)
     decider = options.decider or (options.make and options.make(site, with_quotas))
     decider = decider or traits.make_policy(site, with_quotas)
@@ -136,11 +136,14 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     account, qos = (jobs.columns.get(name, [""] * len(jobs)) for name in ("account", "qos"))
     billing, cpus = jobs.further("billing"), np.clip(np.nan_to_num(jobs.further("cpus")), 0, CPUS_MOST)
     charged = np.where(np.isnan(billing), jobs.gpus, billing)
-    topology = jobs.columns.get("topology", [""] * len(jobs))
+    topology, gpu = (jobs.columns.get(name, [""] * len(jobs)) for name in ("topology", "gpu_type"))
+    nodes = jobs.further("nodes_asked")
+    nodes = np.where(np.isnan(nodes), jobs.further("nodes"), nodes)
+    nodes = np.clip(np.nan_to_num(nodes), 0, CPUS_MOST).astype(int)
     pods = np.nan_to_num(jobs.further("pod_gpus")).astype(int)
-    if not (any(account) or any(qos) or any(jobs.user) or any(topology)):
+    if not (any(account) or any(qos) or any(jobs.user) or any(topology) or any(gpu) or nodes.any()):
         return [NOBODY] * len(jobs)
-    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist()
+    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu
     return [Owner(*each) for each in zip(jobs.user, account, qos, *counted, strict=True)]
 
 

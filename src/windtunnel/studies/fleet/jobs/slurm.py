@@ -250,11 +250,19 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "billing": _tres(last, "billing"),
         "cpus": _tres(last, "cpu"),
         "nodes": last.cells["NNodes"] if last.cells["NNodes"].isdecimal() else None,
+        "nodes_asked": next(iter(re.findall(r"(?:^|,)node=(\d{1,9})(?=,|$)", last.cells["ReqTRES"])), None),
+        "gpu_type": _type_asked(last.cells["ReqTRES"]),
         "log_state": state,
         "log_restarts": restarts,
         "cluster": last.cells["Cluster"],
         "log_gpu_seconds": repr(sum(gpu_seconds)) if started is not None and parts <= {""} else None,
     }
+
+
+def _type_asked(tres: str) -> str:
+    """The one type of whole GPUs that is asked for; empty: any."""
+    types = {kind for kind, _ in GPUS.findall(tres) if kind and not SLICE.search(kind)}
+    return types.pop() if len(types) == 1 else ""
 
 
 def _tres(attempt: Attempt, name: str) -> str | None:

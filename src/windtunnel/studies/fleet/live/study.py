@@ -53,6 +53,8 @@ def run_live(
     able = names_of(lambda traits: on_clock(traits) and not traits.sizes)
     if len(names) != 1 or names[0] not in able:
         raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(able)}")
+    if site.sizes:
+        raise SpecError("--cluster", site.text, "a live run has nodes of one size: give GPU:NODESxGPUS")
     if site.slurm_cluster.divided:
         remedy = "a live run cuts no GPU: give a file that names slices as `devices`, not slurm.conf"
         raise SpecError("--cluster", site.text, remedy)
@@ -103,7 +105,7 @@ def run_live(
     if unsaid is not None and names[0] in BY_DURATION:
         remedy = f"{names[0]} orders jobs by it: add it to each, or give --policy fifo"
         raise SpecError(f"duration_s of {unsaid.name}", None, remedy, jobs.source)
-    nodes = (site.per_node,) * site.nodes
+    nodes = site.node_sizes
     if hosts and len(hosts) != site.nodes:
         raise SpecError("--host", ", ".join(hosts), f"give one for each of the {site.nodes} nodes of --cluster")
 

@@ -117,7 +117,7 @@ def in_units(jobs: Jobs, site: Site, *, always: bool = False) -> tuple[Jobs, Sit
                 for cohort in jobs.cohorts
             ),
         ),
-    ), replace(site, per_node=site.per_node * UNITS, unit=UNITS)
+    ), replace(site, per_node=site.per_node * UNITS, sizes=tuple(size * UNITS for size in site.sizes), unit=UNITS)
 
 
 def _apart(name: str, profile: str) -> str:

@@ -6,11 +6,11 @@ on until nothing more happens, or until priorities are due to be calculated anew
 Sets of nodes are bits, 62 in a word, so that words are never negative. Arrays of one purpose are rows of one array:
 numba compiles these many times faster than tuples of arrays. Each function's `.py_func` is the same uncompiled.
 
-    jobs    i64[14, jobs + 1]       rows named in `slurm_arrays`, jobs by submission; times in ns
-    site    i64[17]                 the cluster and how it schedules, named in `slurm_arrays`
+    jobs    i64[15, jobs + 1]       rows named in `slurm_arrays`, jobs by submission; times in ns
+    site    i64[16]                 the cluster and how it schedules, named in `slurm_arrays`
     now     i64[12]                 counts and times, named in `slurm_arrays`
     sets    i64[partitions + 5, words]   nodes of partitions, of all, and four for scratch
-    free    i64[4, nodes]           GPUs free now, and as a future is foreseen; CPUs in use, the same
+    free    i64[4, nodes]           GPUs free now, and as a future is foreseen; CPUs in use or not there, the same
     least   i64[2, per node + 1, words]  nodes with so many or more free, the same
     lists   i64[5, nodes x per node + 1] jobs that run and end, named in `slurm_arrays`
     caps    i64[limits, 3]          of groups: which counter, most GPUs, most jobs; -1: no limit
@@ -45,6 +45,7 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     DEPTH_LINE,
     DEPTH_USER,
     DONE,
+    EACH,
     ENDED,
     ENDING,
     EVERY,
@@ -66,7 +67,6 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     NOW,
     PARTITION,
     PARTITIONS,
-    PER_NODE,
     RESERVED_AFTER,
     RUNNING,
     S_NS,
@@ -113,9 +113,9 @@ def _begin(
 ) -> None:
     """A job starts on the nodes of the last row of `spans`."""
     jobs[START, job] = now[NOW]
-    left, begin, per_node = jobs[GPUS, job], jobs[FIRST, job], len(least) - 1
+    left, begin, each = jobs[GPUS, job], jobs[FIRST, job], jobs[EACH, job]
     for at in range(nodes):
-        node, count = spans[2, at], min(left, per_node)
+        node, count = spans[2, at], min(left, each)
         array[begin + at] = node
         set_free(free[0], least, node, free[0, node] - count)
         load(jobs, free[2], job, node, count, 1)
@@ -183,9 +183,9 @@ def _main(
         if stopped[partition] or not allowed(jobs, first, caps, used, job):
             continue
         units[:] = sets[partition] & left
-        if fits(least[0], jobs[GPUS, job], units):
+        if fits(least[0], jobs[GPUS, job], jobs[EACH, job], units):
             mask = sets[ours + SCRATCH]
-            nodes = choose(free[2], site[NODE_CPUS], least[0], jobs[GPUS, job], units, mask, spans)
+            nodes = choose(free[2], site[NODE_CPUS], least[0], jobs[GPUS, job], jobs[EACH, job], units, mask, spans)
             _begin(now, jobs, lists, job_nodes, free, least[0], spans, job, nodes)
             count(jobs, first, caps, used, job, 1)
             continue
@@ -211,7 +211,7 @@ def _last(
         kind = site[USERS] + site[LINES] + jobs[KIND, job]
         if counts[kind, 1] != now[STAMP]:
             counts[kind, 1] = now[STAMP]
-            counts[kind, 0] = fits(least, jobs[GPUS, job], sets[jobs[PARTITION, job]])
+            counts[kind, 0] = fits(least, jobs[GPUS, job], jobs[EACH, job], sets[jobs[PARTITION, job]])
         if counts[kind, 0] and jobs[START, job] < 0:
             return at
     return -1
@@ -233,12 +233,12 @@ def _test(
 ) -> int:  # fmt: skip
     """A job may start now (0; its nodes are in `spans`), or reserves: how many steps of reserved nodes there are."""
     time, ours = now[NOW] // S_NS * S_NS, site[PARTITIONS]
-    units, limit, gpus = sets[jobs[PARTITION, job]], jobs[LIMIT, job], jobs[GPUS, job]
+    units, limit, gpus, each = sets[jobs[PARTITION, job]], jobs[LIMIT, job], jobs[GPUS, job], jobs[EACH, job]
     among, claim, busy, scratch = sets[ours + AMONG], sets[ours + TAKEN], sets[ours + BUSY], sets[ours + SCRATCH]
     kind = site[USERS] + site[LINES] + jobs[KIND, job]
     if counts[kind, 2] != now[STAMP]:
         counts[kind, 2] = now[STAMP]
-        counts[kind, 3] = future(now, 0, jobs, lists, job_nodes, free, least, gpus, units)
+        counts[kind, 3] = future(now, 0, jobs, lists, job_nodes, free, least, gpus, each, units)
     soonest, later = counts[kind, 3], time  # nobody of its kind can begin before, whatever is reserved
     if soonest < 0 or soonest > time + site[WINDOW]:
         return many
@@ -246,13 +246,13 @@ def _test(
         since = skip_to(times, steps, many, units, later, limit, soonest)
         later = next_change(times, steps, many, units, since, since + limit, among)
         never_held(times, steps, many, units, since, since + limit, among)
-        then = future(now, site[BATCH], jobs, lists, job_nodes, free, least, gpus, among)
+        then = future(now, site[BATCH], jobs, lists, job_nodes, free, least, gpus, each, among)
         if then < 0:
             continue
         row = 0 if then == time else 1
         if row:
-            count_free(free[1], least[1], gpus)
-        nodes = choose(free[row + 2], site[NODE_CPUS], least[row], gpus, among, scratch, spans)
+            count_free(free[1], least[1], gpus, each)
+        nodes = choose(free[row + 2], site[NODE_CPUS], least[row], gpus, each, among, scratch, spans)
         begin = max(then, since)
         claim[:] = 0
         for at in range(nodes):
@@ -311,7 +311,7 @@ def _backfill(
         if reserved_steps:
             many = reserved_steps
             continue
-        _begin(now, jobs, lists, job_nodes, free, least[0], spans, job, -(-jobs[GPUS, job] // site[PER_NODE]))
+        _begin(now, jobs, lists, job_nodes, free, least[0], spans, job, -(-jobs[GPUS, job] // jobs[EACH, job]))
         count(jobs, first, caps, used, job, 1)
         last = _last(now, site, jobs, sets, queue, least[0], counts, queued)
 
@@ -327,7 +327,7 @@ def _release(
     for at in range(now[GIVEN]):
         job = lists[ENDED, at]
         count(jobs, first, caps, used, job, -1)
-        unload(jobs, job_nodes, free[2], job, site[PER_NODE])
+        unload(jobs, job_nodes, free[2], job)
         if site[COMPLETES]:
             lists[ENDING, now[COMPLETING]] = job
             lists[FREED, now[COMPLETING]] = now[NOW] + site[COMPLETES]

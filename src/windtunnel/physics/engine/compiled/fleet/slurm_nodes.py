@@ -12,6 +12,7 @@ from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
     BY_LIMIT,
     COMPLETING,
     CPUS,
+    EACH,
     ENDING,
     FIRST,
     FREED,
@@ -49,14 +50,13 @@ def set_free(free: Array, least: Array, node: int, count: int) -> None:
 
 
 @njit(cache=True)
-def fits(least: Array, gpus: int, among: Array) -> bool:
+def fits(least: Array, gpus: int, each: int, among: Array) -> bool:
     """Whether a job fits on some of these nodes."""
-    per_node = len(least) - 1
-    whole, rest = gpus // per_node, gpus % per_node
+    whole, rest = gpus // each, gpus % each
     idle, some = 0, 0
     for word in range(len(among)):
         if whole:
-            idle += _many(least[per_node, word] & among[word])
+            idle += _many(least[each, word] & among[word])
         if rest:
             some += _many(least[rest, word] & among[word])
     return idle >= whole and (rest == 0 or some > whole)
@@ -127,21 +127,20 @@ def load(jobs: Array, busy: Array, job: int, node: int, count: int, sign: int) -
 
 
 @njit(cache=True)
-def unload(jobs: Array, job_nodes: Array, busy: Array, job: int, per_node: int) -> None:
+def unload(jobs: Array, job_nodes: Array, busy: Array, job: int) -> None:
     """A job's CPUs are no longer in use."""
-    left = jobs[GPUS, job]
+    left, each = jobs[GPUS, job], jobs[EACH, job]
     for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-        load(jobs, busy, job, job_nodes[at], min(left, per_node), -1)
-        left -= per_node
+        load(jobs, busy, job, job_nodes[at], min(left, each), -1)
+        left -= each
 
 
 @njit(cache=True)
-def choose(busy: Array, cpus: int, least: Array, gpus: int, among: Array, mask: Array, spans: Array) -> int:
+def choose(busy: Array, cpus: int, least: Array, gpus: int, each: int, among: Array, mask: Array, spans: Array) -> int:
     """Nodes for a job that fits, to the last row; returns how many: whole ones, then that of the rest."""
-    per_node = len(least) - 1
-    whole, rest = gpus // per_node, gpus % per_node
+    whole, rest = gpus // each, gpus % each
     if whole:
-        mask[:] = least[per_node] & among
+        mask[:] = least[each] & among
         _wholes(mask, whole, spans)
     if rest == 0:
         return whole
@@ -162,26 +161,25 @@ def choose(busy: Array, cpus: int, least: Array, gpus: int, among: Array, mask: 
 
 
 @njit(cache=True)
-def count_free(free: Array, least: Array, gpus: int) -> None:
+def count_free(free: Array, least: Array, gpus: int, each: int) -> None:
     """The sets of nodes that `choose` asks for are made of free GPUs."""
-    per_node = len(least) - 1
-    rest = gpus % per_node
-    least[per_node] = 0
+    rest = gpus % each
+    least[each] = 0
     least[rest] = 0
     for node in range(len(free)):
         word, bit = node // BITS, 1 << (node % BITS)
         if free[node] >= rest:
             least[rest, word] |= bit
-        if free[node] == per_node:
-            least[per_node, word] |= bit
+        if free[node] >= each:
+            least[each, word] |= bit
 
 
 @njit(cache=True)
 def give_back(jobs: Array, job_nodes: Array, free: Array, least: Array, job: int) -> None:
     """The GPUs of a job are free."""
-    per_node, left = len(least) - 1, jobs[GPUS, job]
+    left, each = jobs[GPUS, job], jobs[EACH, job]
     for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-        node, count = job_nodes[at], min(left, per_node)
+        node, count = job_nodes[at], min(left, each)
         set_free(free, least, node, free[node] + count)
         left -= count
 
@@ -206,6 +204,7 @@ def future(
     free: Array,
     least: Array,
     gpus: int,
+    each: int,
     among: Array,
 ) -> int:
     """When a job fits on these nodes, if those that run end at their limits, some at once; -1: never.
@@ -213,14 +212,13 @@ def future(
     What is free then is in the second row of `free`; at once: in the first.
     """
     time = now[NOW] // S_NS * S_NS
-    if fits(least[0], gpus, among):
+    if fits(least[0], gpus, each, among):
         return int(time)
-    per_node = least.shape[1] - 1
-    whole, rest = gpus // per_node, gpus % per_node
+    whole, rest = gpus // each, gpus % each
     nodes, idle, some = 0, 0, 0
     for word in range(len(among)):
         nodes += _many(among[word])
-        idle += _many(among[word] & least[0, per_node, word])
+        idle += _many(among[word] & least[0, each, word])
         some += _many(among[word] & least[0, rest, word])
     if nodes < whole + (rest > 0):
         return -1
@@ -263,13 +261,13 @@ def future(
             barrier = end + (window - end % window if window else 0)
         left = jobs[GPUS, job]
         for place in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-            node, count = job_nodes[place], min(left, per_node)
+            node, count = job_nodes[place], min(left, jobs[EACH, job])
             left -= count
             free[1, node] += count
             if not completes:
                 load(jobs, free[3], job, node, count, -1)
             if (among[node // BITS] >> (node % BITS)) & 1:
-                idle += free[1, node] == per_node
+                idle += free[1, node] >= each and free[1, node] - count < each
                 some += free[1, node] >= rest and free[1, node] - count < rest
         last = end
         if completes:

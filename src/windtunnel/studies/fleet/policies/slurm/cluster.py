@@ -86,11 +86,14 @@ class Cluster:
     """All of it. `multifactor`: priorities are worked out; else they are the log's, then by submission."""
 
     nodes: int = 0
-    per_node: int = 0
+    per_node: int = 0  # the most that a node has
+    sizes: tuple[int, ...] = ()  # GPUs of each node, where they are unlike
+    types: tuple[str, ...] = ()  # of the GPUs of each node, as Gres names them; empty where it names none
+    heavy: tuple[int, ...] = ()  # Weight of each node, where they are unlike: the lightest are taken first
     gpu: str = "gpu"
     divided: tuple[Mapping[str, int], ...] = ()  # of each node, the slices of MIG into which some GPUs are cut
     shares: int = 0  # shards of a GPU
-    cpus: int = 0  # of all nodes
+    cpus: tuple[int, ...] = ()  # of each node
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     default_partition: str = ""
     qos: Mapping[str, Qos] = field(default_factory=dict)
@@ -110,10 +113,27 @@ class Cluster:
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 
     @property
-    def node_cpus(self) -> int:
-        """CPUs of a node; 0: not known, as where slurm.conf gives fewer than GPUs (1 where it says none)."""
-        count = self.cpus // self.nodes if self.nodes else 0
-        return count if count >= self.per_node else 0
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return sum(self.sizes) or self.nodes * self.per_node
+
+    @property
+    def node_cpus(self) -> tuple[int, ...]:
+        """CPUs of each node; none: not known, as where slurm.conf gives fewer than GPUs (1 where it says none)."""
+        sizes = self.sizes or (self.per_node,) * len(self.cpus)
+        return self.cpus if all(count >= gpus for count, gpus in zip(self.cpus, sizes, strict=False)) else ()
+
+    def of_type(self, name: str) -> int:
+        """Nodes whose GPUs have a type, as bits."""
+        return sum(1 << node for node, each in enumerate(self.types) if each == name)
+
+    @property
+    def by_weight(self) -> tuple[int, ...]:
+        """Nodes as bits: the lightest, then these and the next, to all."""
+        return tuple(
+            sum(1 << node for node, weight in enumerate(self.heavy) if weight <= most)
+            for most in sorted(set(self.heavy))
+        )
 
     @property
     def limits(self) -> list[Limits]:

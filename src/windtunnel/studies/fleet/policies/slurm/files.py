@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
@@ -140,21 +141,35 @@ def _asked(text: str) -> list[Asked]:
     return [(name, kind, int(count) * SUFFIXES[suffix]) for name, kind, count, suffix in GRES.findall(text)]
 
 
-def _gres(text: str, typed: Sequence[Asked]) -> Counter[str]:
-    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`. `typed`: of gres.conf."""
+class _Node(NamedTuple):
+    """A node of slurm.conf: GPUs, and the type of all of them; empty: none, or several."""
+
+    gpus: int
+    cpus: int
+    weight: int
+    type: str
+
+
+def _gres(text: str, typed: Sequence[Asked]) -> tuple[Counter[str], str]:
+    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`; the type of its whole GPUs.
+
+    `typed`: of gres.conf.
+    """
     named = {name for name, kind, _ in typed if kind or name == "shard"}
     rows = [row for row in _asked(text) if row[0] not in named]
-    counts = Counter[str]()
+    counts, types = Counter[str](), set[str]()
     for name, kind, count in [*rows, *(row for row in typed if row[0] in named)]:
         profile = SLICE.search(kind)
         counts[profile[0] if profile else name] += count
-    return counts
+        if name == "gpu" and not profile:
+            types.add(kind)
+    return counts, types.pop() if len(types) == 1 else ""
 
 
 def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked]] = MappingProxyType({})) -> Cluster:
-    """A cluster from slurm.conf. Raises InputFileError for one without nodes of GPUs, or of unlike ones."""
+    """A cluster from slurm.conf. Raises InputFileError for one without nodes of GPUs."""
     settings: dict[str, str] = {}
-    nodes: dict[str, tuple[int, int]] = {}  # GPUs and CPUs
+    nodes: dict[str, _Node] = {}
     has: dict[str, Counter[str]] = {}
     partitions: list[Line] = []
     sets: dict[str, Line] = {}
@@ -172,9 +187,11 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked
         elif kind == "nodename":
             entry = Line(words.path, words.number, usual[kind] | words)
             for host in entry.hosts(kind):
-                counts = has[host] = _gres(entry.get("gres", ""), [*devices.get("", ()), *devices.get(host, ())])
+                counts, of = _gres(entry.get("gres", ""), [*devices.get("", ()), *devices.get(host, ())])
+                has[host] = counts
                 whole, shards, _ = (counts.pop(each, 0) for each in ("gpu", "shard", "mps"))
-                nodes[host] = whole + cuts_of(counts, gpu, f"{words.path}: line {words.number}")[1], _cpus(entry)
+                cut = cuts_of(counts, gpu, f"{words.path}: line {words.number}")[1]
+                nodes[host] = _Node(whole + cut, _cpus(entry), _whole(entry.get("weight", "1"), 1), of)
                 if whole:
                     if shards % whole or shards // whole > SHARES_MOST:
                         remedy = f"give a multiple of its GPUs, up to {SHARES_MOST:,} on each"
@@ -186,14 +203,10 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked
                 raise InputFileError(path, f"names more than {NODES_MOST:,} nodes", "mend the ranges of NodeName")
         else:
             partitions.append(Line(words.path, words.number, usual[kind] | words))
-    names = [name for name, (gpus, _) in nodes.items() if gpus]
-    sizes = {nodes[name][0] for name in reversed(names)}
-    if len(sizes) != 1:
-        kinds = {size: [name for name in names if nodes[name][0] == size] for size in sorted(sizes)}
-        alike = ", ".join(f"{len(of)} of {size} GPUs ({of[0]}, ...)" for size, of in kinds.items())
-        wrong = f"has unlike nodes: {alike}" if sizes else "names no node with Gres=gpu:N"
-        remedy = "keep the NodeName lines of one kind, and its jobs with --where queue=PARTITION"
-        raise InputFileError(path, wrong, remedy if sizes else "give the file that has the NodeName lines")
+    names = [name for name, node in nodes.items() if node.gpus]
+    if not names:
+        raise InputFileError(path, "names no node with Gres=gpu:N", "give the file that has the NodeName lines")
+    sizes = tuple(nodes[name].gpus for name in names)
     if len(shares) > 1:
         unlike = ", ".join(f"{count} on each of {host}" for count, host in sorted(shares.items()))
         raise InputFileError(path, f"has unlike shards of GPUs: {unlike}", "give all GPUs as many, or none")
@@ -210,11 +223,14 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked
     return Cluster(
         nodes=len(names),
         names=tuple(names),
-        per_node=sizes.pop(),
+        per_node=max(sizes),
+        sizes=_unlike(sizes),
+        types=tuple(nodes[name].type for name in names),
+        heavy=_unlike(tuple(nodes[name].weight for name in names)),
         gpu=gpu,
         divided=tuple(has[name] for name in names) if any(has[name] for name in names) else (),
         shares=next(iter(shares), 0),
-        cpus=sum(nodes[name][1] for name in names),
+        cpus=tuple(nodes[name].cpus for name in names),
         partitions={partition.name: partition for partition in partition_list},
         default_partition=default or (partition_list[0].name if partition_list else ""),
         multifactor="multifactor" in settings.get("prioritytype", "basic"),
@@ -230,6 +246,11 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked
         exempt_s=_time_s(settings.get("preemptexempttime", "")) or 0.0,
         settings=_parameters(parameters),
     )
+
+
+def _unlike(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each node, where they are not all the same."""
+    return numbers if len(set(numbers)) > 1 else ()
 
 
 def hosts(text: str) -> list[str]:

@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from windtunnel.studies.fleet.clock.decision import Placement, Spot
+from windtunnel.studies.fleet.clock.on_clock import owners_of
 from windtunnel.studies.fleet.clock.running import Running
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.parts.part import parts_of
 from windtunnel.studies.fleet.parts.profile import UNITS, Part, cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
-from windtunnel.studies.fleet.policies.slurm.nodes import Free, Need, Units, mask_of, neighbours
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Gang, Need, Units, bits, mask_of, neighbours
+from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.site import Site
 
 
@@ -30,16 +32,17 @@ class Gres(Free):
     def __init__(self, cluster: Cluster, nodes: int, per_node: int) -> None:
         cuts = [cuts_of(divided, cluster.gpu) for divided in cluster.divided[:nodes]]
         cuts += [({}, 0)] * (nodes - len(cuts))
-        super().__init__([per_node - cut for _, cut in cuts], per_node, cluster.node_cpus)
+        sizes = cluster.sizes or (per_node,) * nodes
+        whole = [size - cut for size, (_, cut) in zip(sizes, cuts, strict=True)]
+        super().__init__(whole, per_node, cluster.node_cpus, sizes, cluster.by_weight)
         counts = {part: [len(of.get(part, ())) for of, _ in cuts] for of, _ in cuts for part in of}
         self.slices = {part: Free(each, max(each)) for part, each in counts.items()}
         self.shared: dict[int, dict[int, int]] = {}  # units in use, by node and GPU
 
     def copy(self) -> Gres:
         """Another that changes by itself."""
-        other = object.__new__(Gres)
-        other.gpus, other.at_least, other.per_node = self.gpus.copy(), self.at_least.copy(), self.per_node
-        other.cpus, other.by_gpus, other.busy = self.cpus, self.by_gpus, self.busy.copy()
+        other = super().copy()
+        assert isinstance(other, Gres)
         other.slices = {part: free.copy() for part, free in self.slices.items()}
         other.shared = {node: devices.copy() for node, devices in self.shared.items()}
         return other
@@ -61,26 +64,29 @@ class Gres(Free):
                 if not (before and after):
                     super().add(((node, 1),), sign)
 
-    def fits(self, gpus: Need, among: int) -> bool:
+    def fits(self, need: Need, among: int) -> bool:
         """Whether a job fits on some of these nodes."""
-        if isinstance(gpus, int):
-            return super().fits(gpus, among)
-        part, count = gpus
+        if isinstance(need, Gang):
+            return super().fits(need, among)
+        part, count = need
         if part.slices:
-            return part in self.slices and self.slices[part].fits(count, among)
+            return part in self.slices and self.slices[part].fits(self._slices(part, count), among)
         return self._with_room(part, among).bit_count() >= count
 
-    def choose(self, gpus: Need, among: int) -> Units | None:
+    def choose(self, need: Need, among: int) -> Units | None:
         """Where a job goes among these nodes, or None."""
-        if isinstance(gpus, int) or not self.fits(gpus, among):
-            return super().choose(gpus, among) if isinstance(gpus, int) else None
-        part, count = gpus
+        if isinstance(need, Gang) or not self.fits(need, among):
+            return super().choose(need, among) if isinstance(need, Gang) else None
+        part, count = need
         if part.slices:
-            chosen = self.slices[part].choose(count, among) or ()
+            chosen = self.slices[part].choose(self._slices(part, count), among) or ()
             return tuple((node, (part, held)) for node, held in chosen if isinstance(held, int))
         room = self._with_room(part, among)
         nodes = neighbours(room, count) if count > 1 else [self.fullest(0, room)]
         return tuple((node, (part, self._gpu(part, node))) for node in nodes)
+
+    def _slices(self, part: Part, count: int) -> Gang:
+        return Gang(count, self.slices[part].per_node)
 
     def _with_room(self, part: Part, among: int) -> int:
         """Nodes with a GPU that has room for a share."""
@@ -121,23 +127,30 @@ def on_board(job: Running, units: Units, board: BoardOfParts, cluster: Cluster) 
     return tuple((node, count * job.part.units) for node, count in counts.items())
 
 
-def never_fit(jobs: Jobs, site: Site, cluster: Cluster) -> Iterator[tuple[int, str]]:
+def never_fit(jobs: Jobs, site: Site, rules: Rules) -> Iterator[tuple[int, str]]:
     """Jobs that the empty cluster has no room for, with the reason."""
-    empty, everywhere = Gres(cluster, site.nodes, site.per_node), (1 << site.nodes) - 1
-    fits: dict[Need, bool] = {}
-    for at, (part, gpus) in enumerate(zip(parts_of(jobs, site), jobs.gpus.tolist(), strict=True)):
+    empty, everywhere = Gres(rules.cluster, site.nodes, site.per_node), (1 << site.nodes) - 1
+    why: dict[tuple[Need, int], str] = {}
+    queues = jobs.columns.get("queue", [""] * len(jobs))
+    for at, (part, owner) in enumerate(zip(parts_of(jobs, site), owners_of(jobs), strict=True)):
         if isinstance(part, str):
             continue
-        need = gpus if part is None else (part, gpus)
-        if need not in fits:
-            fits[need] = empty.fits(need, everywhere)
-        if not fits[need]:
-            yield at, _why(need, empty, jobs.columns["part"][at] if part else "")
+        gpus, among = int(jobs.gpus[at]), rules.among(queues[at], owner.gpu, everywhere)
+        need = rules.gang(gpus, owner.nodes, among) if part is None else (part, gpus)
+        if (need, among) not in why:
+            text = jobs.columns["part"][at] if part else owner.gpu
+            why[need, among] = "" if empty.fits(need, among) else _why(need, empty, among, text)
+        if why[need, among]:
+            yield at, why[need, among]
 
 
-def _why(need: Need, empty: Gres, text: str) -> str:
-    if isinstance(need, int):
-        return f"asks {need} GPUs, and slices leave {sum(empty.gpus)} whole ones, {max(empty.gpus)} a node at most"
+def _why(need: Need, empty: Gres, among: int, text: str) -> str:
+    if isinstance(need, Gang):
+        free = [empty.gpus[node] for node in bits(among)]
+        if not free:
+            of = f"GPUs of {text}" if text else "GPUs"
+            return f"asks {need.gpus} {of}, and slurm.conf has none for it"
+        return f"asks {need.gpus} GPUs, and its nodes have {sum(free)} whole ones, {max(free)} a node at most"
     part, count = need
     if not part.slices:
         return f"asks for shares on {count} nodes, one GPU each, of {empty.at_least[1].bit_count()}"

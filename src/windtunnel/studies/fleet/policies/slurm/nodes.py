@@ -1,9 +1,10 @@
 """Nodes as bits: which have how many GPUs free now and later, and which of them Slurm takes.
 
-A job of more GPUs than a node has takes whole nodes, and one more for the rest. Slurm (select/cons_tres, without
-topology) takes the tightest run of neighbouring nodes that is enough, else the longest run and so on; on one node the
-fullest of such a run. Tight and full are by CPUs, as the log says of each job; where it does not, by GPUs. Source:
-_eval_nodes of its job_test.c, 22.05.
+A job of more GPUs than it takes of a node has so many on each, and one node more for the rest. Slurm
+(select/cons_tres, without topology) takes the tightest run of neighbouring nodes that is enough, else the longest run
+and so on; on one node the fullest of such a run. Tight and full are by CPUs, as the log says of each job; where it does
+not, by GPUs. Of nodes with unlike `Weight` the lightest that are enough. Source: _eval_nodes of its job_test.c and
+_pick_best_nodes of its node_scheduler.c, 22.05.
 """
 
 from __future__ import annotations
@@ -11,13 +12,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from windtunnel.studies.fleet.parts.profile import Part
 
-Need = int | tuple[Part, int]  # GPUs, or so many parts
-Units = tuple[tuple[int, Need], ...]  # (node, what is held of it); of a share its GPU (`gres.py`)
+Parts = tuple[Part, int]  # so many parts; held: of a share its GPU (`gres.py`)
+Units = tuple[tuple[int, int | Parts], ...]  # (node, GPUs or parts that are held of it)
 S_NS = 1_000_000_000
 BATCH_S = 30  # running jobs that end so close together go at once when a start is foreseen; twice as much each time
+
+
+class Gang(NamedTuple):
+    """GPUs that a job asks for, and how many of them on each of its nodes but the last."""
+
+    gpus: int
+    each: int
+
+
+Need = Gang | Parts
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -37,13 +49,27 @@ def mask_of(nodes: Iterable[int]) -> int:
 
 
 class Free:
-    """GPUs that are free on each node, by `at_least[n]` the nodes with n or more; CPUs of a node, and those in use."""
+    """GPUs that are free on each node, by `at_least[n]` the nodes with n or more; CPUs of a node, and those in use.
 
-    __slots__ = ("at_least", "busy", "by_gpus", "cpus", "gpus", "per_node")
+    `sizes`: GPUs of each node where they are unlike; `cpus` of each node, where they are known; `by_weight`: as in
+    `Cluster`. CPUs that a node has less than the largest count as in use.
+    """
 
-    def __init__(self, gpus: list[int], per_node: int, cpus: int = 0) -> None:
-        self.gpus, self.per_node, self.cpus, self.by_gpus = gpus, per_node, cpus or per_node, not cpus
-        self.busy = [0] * len(gpus)
+    __slots__ = ("at_least", "busy", "by_gpus", "by_weight", "cpus", "gpus", "per_node")
+
+    def __init__(
+        self,
+        gpus: list[int],
+        per_node: int,
+        cpus: Sequence[int] = (),
+        sizes: Sequence[int] = (),
+        by_weight: tuple[int, ...] = (),
+    ) -> None:
+        own = (cpus or sizes or [per_node])[: len(gpus)]
+        self.gpus, self.per_node, self.cpus, self.by_gpus = gpus, per_node, max(own, default=0), not cpus
+        self.by_weight = by_weight
+        self.busy = [self.cpus - count for count in own]
+        self.busy += self.busy[-1:] * (len(gpus) - len(own))
         self.at_least = [0] * (per_node + 1)
         for node, count in enumerate(gpus):
             for size in range(min(count, per_node) + 1):
@@ -51,8 +77,10 @@ class Free:
 
     def copy(self) -> Free:
         """Another that changes by itself."""
-        other = Free([], self.per_node, 0 if self.by_gpus else self.cpus)
+        other = object.__new__(type(self))
         other.gpus, other.at_least, other.busy = self.gpus.copy(), self.at_least.copy(), self.busy.copy()
+        other.per_node, other.cpus, other.by_gpus = self.per_node, self.cpus, self.by_gpus
+        other.by_weight = self.by_weight
         return other
 
     def set(self, node: int, count: int) -> None:
@@ -79,11 +107,11 @@ class Free:
         for node, count in counts:
             self.busy[node] += sign * (count if self.by_gpus or not cpus else -(-cpus * count // total))
 
-    def fits(self, gpus: Need, among: int) -> bool:
+    def fits(self, need: Need, among: int) -> bool:
         """Whether a job fits on some of these nodes."""
-        assert isinstance(gpus, int), "parts are of `Gres`"
-        whole, rest = divmod(gpus, self.per_node)
-        idle = (self.at_least[self.per_node] & among).bit_count() if whole else 0
+        assert isinstance(need, Gang), "parts are of `Gres`"
+        whole, rest = divmod(need.gpus, need.each)
+        idle = (self.at_least[need.each] & among).bit_count() if whole else 0
         if idle < whole:
             return False
         if not rest:
@@ -91,14 +119,15 @@ class Free:
         some = (self.at_least[rest] & among).bit_count()
         return some > whole if whole else some > 0
 
-    def choose(self, gpus: Need, among: int) -> Units | None:
+    def choose(self, need: Need, among: int) -> Units | None:
         """Where a job goes among these nodes, or None."""
-        if not self.fits(gpus, among):
+        if not self.fits(need, among):
             return None
-        assert isinstance(gpus, int), "parts are of `Gres`"
-        whole, rest = divmod(gpus, self.per_node)
-        nodes = neighbours(self.at_least[self.per_node] & among, whole) if whole else []
-        placement = tuple((node, self.per_node) for node in nodes)
+        assert isinstance(need, Gang), "parts are of `Gres`"
+        among &= next((nodes for nodes in self.by_weight if self.fits(need, among & nodes)), among)
+        whole, rest = divmod(need.gpus, need.each)
+        nodes = neighbours(self.at_least[need.each] & among, whole) if whole else []
+        placement = tuple((node, need.each) for node in nodes)
         if not rest:
             return placement
         return (*placement, (self.fullest(rest, among & ~mask_of(nodes)), rest))
@@ -159,19 +188,19 @@ class Future:
         self.holders = sorted(holders, key=lambda holder: holder.end_ns)
         self.known: dict[int, tuple[list[tuple[int, Free]], Iterator[tuple[int, Free]]]] = {}
 
-    def start(self, gpus: Need, among: int) -> tuple[int, Free] | None:
+    def start(self, need: Need, among: int) -> tuple[int, Free] | None:
         """(time, what is free then) of the first moment when it fits on these nodes; None: never."""
-        if self.free.fits(gpus, among):
+        if self.free.fits(need, among):
             return self.now_ns, self.free
         if among not in self.known:
             self.known[among] = [], self._batches(among)
         moments, more = self.known[among]
         for each in moments:
-            if each[1].fits(gpus, among):
+            if each[1].fits(need, among):
                 return each
         for each in more:
             moments.append(each)
-            if each[1].fits(gpus, among):
+            if each[1].fits(need, among):
                 return each
         return None
 

@@ -159,14 +159,14 @@ class Factors:
             own = self.association.get((owner.account, owner.user))
             value += weights.association * (own.priority if own else 0) / self.most_association
         if weights.gpus:
-            value += weights.gpus * job.gpus / (cluster.nodes * cluster.per_node * self.unit)
+            value += weights.gpus * job.gpus / (cluster.gpus * self.unit)
         return float(max(int(value), 1))
 
     def _size(self, job: Running) -> float:
         cluster = self.cluster
         share = -(-job.gpus // (cluster.per_node * self.unit)) / cluster.nodes
         if job.owner.cpus and cluster.cpus:
-            share = (share + job.owner.cpus / cluster.cpus) / 2
+            share = (share + job.owner.cpus / sum(cluster.cpus)) / 2
         return min(max(1 - share if cluster.favours_small else share, 0.0), 1.0)
 
 

@@ -32,7 +32,7 @@ from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.clock.running import NS, Rank, Running
 from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
-from windtunnel.studies.fleet.policies.slurm.cluster import CANCEL, REQUEUE
+from windtunnel.studies.fleet.policies.slurm.cluster import CANCEL, REQUEUE, Cluster
 from windtunnel.studies.fleet.policies.slurm.gres import Gres, on_board
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, Units, bits
 from windtunnel.studies.fleet.policies.slurm.preemption import mode_of, victims
@@ -129,7 +129,8 @@ class Slurm(Rules, QueuePolicy):
                 free: Free = Gres(self.cluster, len(board.free), self.per_node)
             else:
                 nodes = list(board.free) if self.per_node else [1] * board.whole_gpus
-                free = Free(nodes, self.per_node or 1, self.cluster.node_cpus)
+                told = self.cluster if self.per_node else Cluster()
+                free = Free(nodes, self.per_node or 1, told.node_cpus, told.sizes, told.by_weight)
             state = board.memory = State(free)
             for job in board.running.values():
                 units = job.placement if self.per_node else state.free.choose(self.need(job), state.whole)

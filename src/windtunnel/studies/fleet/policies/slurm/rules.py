@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Limits
-from windtunnel.studies.fleet.policies.slurm.nodes import Need
+from windtunnel.studies.fleet.policies.slurm.nodes import Gang, Need, bits
 from windtunnel.studies.fleet.policies.slurm.order import Factors, Key, factors_of, levels
 from windtunnel.studies.fleet.policies.slurm.state import State
 
@@ -97,7 +97,7 @@ class Rules:
             return []
         need = self.need(job)
         owner, budgets = job.owner, list[Held]()
-        counts = tres_of(job.part, need if isinstance(need, int) else need[1], self.cluster)
+        counts = tres_of(job.part, need.gpus if isinstance(need, Gang) else need[1], self.cluster)
         decided = set[tuple[str, str]]()  # kinds of limits that a QOS sets, of which resource
 
         def add(prefix: str, limits: Limits, kind: str = "gpu") -> None:
@@ -140,14 +140,53 @@ class Rules:
 
     def need(self, job: Running) -> Need:
         """What a job asks for: GPUs, or parts and how many."""
-        return job.gpus // self.unit if job.part is None else (job.part, job.gpus // job.part.units)
+        if job.part is not None:
+            return job.part, job.gpus // job.part.units
+        return self.gang(job.gpus // self.unit, job.owner.nodes, self.nodes_of(job, (1 << self.cluster.nodes) - 1))
+
+    @cached_property
+    def _gangs(self) -> dict[tuple[int, int, int], Gang]:
+        return {}
+
+    def gang(self, gpus: int, nodes: int, among: int) -> Gang:
+        """GPUs of a job, and how many it takes of each node.
+
+        As many on each as it says by its `nodes` (0: not told); else all of a node, of unlike ones of the largest of
+        which there are enough.
+        """
+        key = gpus, nodes, among
+        if key not in self._gangs:
+            sizes = sorted(self.cluster.sizes[node] for node in bits(among)) if self.cluster.sizes else []
+            each = self.per_node or 1
+            if nodes > 1 and gpus % nodes == 0 and gpus // nodes <= each:
+                each = gpus // nodes
+            elif sizes:
+                enough = (size for at, size in enumerate(sizes) if size * (len(sizes) - at) >= gpus)
+                each = max(enough, default=sizes[-1])
+            self._gangs[key] = Gang(gpus, each)
+        return self._gangs[key]
 
     def nodes_of(self, job: Running, whole: int) -> int:
         """Units of all that it may be given, as bits."""
-        partition = self.cluster.partition(job.queue)
+        return self.among(job.queue, job.owner.gpu, whole)
+
+    def among(self, queue: str, gpu: str, whole: int) -> int:
+        """Nodes of a partition whose GPUs have a type that is asked for; where slurm.conf names none, any."""
+        partition = self.cluster.partition(queue)
+        if self.per_node and gpu and any(self.cluster.types):
+            whole &= self._of_type(gpu)
         if partition is None or not self.per_node or partition.nodes == (1 << self.cluster.nodes) - 1:
             return whole
         return partition.nodes & whole
+
+    @cached_property
+    def _types(self) -> dict[str, int]:
+        return {}
+
+    def _of_type(self, gpu: str) -> int:
+        if gpu not in self._types:
+            self._types[gpu] = self.cluster.of_type(gpu)
+        return self._types[gpu]
 
     def limit_ns(self, job: Running) -> int:
         """For how long it is planned from its start."""

@@ -1,7 +1,8 @@
 """A run of Slurm's policy from one end to the other in compiled code: `engine/compiled/fleet/slurm_kernels.py`.
 
 The same starts as the policy on the clock, which it leaves what the kernels do not know: preemption, nodes that fail,
-restarts, GPUs as a count, loops with phases, deferred scheduling with priorities that change.
+restarts, GPUs as a count, types of GPUs, weights of nodes, loops with phases, deferred scheduling with priorities that
+change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.studies.fleet.clock.running import NS, Running
-from windtunnel.studies.fleet.policies.slurm.nodes import S_NS
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Gang, mask_of
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 
@@ -31,6 +32,8 @@ def can_run(policy: Rules, jobs: list[Running]) -> bool:
         policy.per_node > 0
         and policy.unit == 1
         and not cluster.preempts_by
+        and not cluster.heavy
+        and not (any(cluster.types) and any(job.owner.gpu for job in jobs))
         and not policy.epoch_s
         and not (policy.main_interval_s or policy.main_phase_s or policy.backfill_phase_s)
         and not (policy.deferred and policy.recalculates)
@@ -93,10 +96,13 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         for name, _, *mosts in group
     ]
     per_node, cluster = policy.per_node, policy.cluster
+    sizes = list(cluster.sizes) or [per_node] * nodes
+    cpus = cluster.node_cpus or sizes
+    busy = [max(cpus) - count for count in cpus]
+    at_least = [mask_of(node for node, size in enumerate(sizes) if size >= count) for count in range(per_node + 1)]
     users, lines, kinds = (int(table[row].max()) + 1 for row in (places.USER, places.LINE, places.KIND))
-    site = np.zeros(17, np.int64)
+    site = np.zeros(16, np.int64)
     site[: places.EVERY] = [
-        per_node,
         round(policy.backfill_interval_s * NS),
         max(round(policy.resolution_s * NS), 1),
         round(policy.window_s * NS),
@@ -113,7 +119,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         policy.depth_partition,
         policy.deferred,
     ]
-    site[places.PARTITIONS :] = len(masks) - 5, users, lines, cluster.node_cpus or per_node
+    site[places.PARTITIONS :] = len(masks) - 5, users, lines, max(cpus)
     now = np.zeros(12, np.int64)
     now[[places.WAKE, places.CALCULATED]] = places.NEVER
     now[places.CHANGED] = 1
@@ -128,8 +134,8 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         "lists": np.zeros((5, nodes * per_node + 1), np.int64),
         "queue": np.zeros(len(order), np.int64),
         "job_nodes": np.zeros(int(table[places.FIRST, -1]), np.int64),
-        "free": np.array([[per_node] * nodes] * 2 + [[0] * nodes] * 2, np.int64),
-        "least": np.array([[masks[-5]] * (per_node + 1)] * 2, np.int64),
+        "free": np.array([sizes, sizes, busy, busy], np.int64),
+        "least": np.array([[_words(mask, nodes) for mask in at_least]] * 2, np.int64),
         "spans": np.zeros((3, nodes), np.int64),
         "first": np.cumsum([0, *map(len, of_group)]).astype(np.int64),
         "caps": np.array(caps or np.empty((0, 3)), np.int64),
@@ -147,23 +153,23 @@ def _partition(policy: Rules, job: Running) -> str:
 
 def _masks(policy: Rules, order: list[Running], nodes: int) -> Ints:
     """Nodes of partitions by first appearance, of all, and room for four more."""
-    from windtunnel.physics.engine.compiled.fleet.slurm_arrays import BITS
-
     whole = (1 << nodes) - 1
     sample = {_partition(policy, job): job for job in reversed(order)}
     masks = [policy.nodes_of(sample[name], whole) for name in dict.fromkeys(_partition(policy, job) for job in order)]
-    words = -(-nodes // BITS)
-    return np.array(
-        [[mask >> BITS * word & (1 << BITS) - 1 for word in range(words)] for mask in (*masks, whole, 0, 0, 0, 0)],
-        np.int64,
-    )
+    return np.array([_words(mask, nodes) for mask in (*masks, whole, 0, 0, 0, 0)], np.int64)
+
+
+def _words(mask: int, nodes: int) -> list[int]:
+    from windtunnel.physics.engine.compiled.fleet.slurm_arrays import BITS
+
+    return [mask >> BITS * word & (1 << BITS) - 1 for word in range(-(-nodes // BITS))]
 
 
 def _table(policy: Rules, order: list[Running]) -> Ints:
     """What is known of each job beforehand, as rows."""
     from windtunnel.physics.engine.compiled.fleet import slurm_arrays as places
 
-    table = np.zeros((14, len(order) + 1), np.int64)
+    table = np.zeros((15, len(order) + 1), np.int64)
     jobs = table[:, :-1]
     by_tier = policy.ordered_by_tier
     bands = [policy.band(job) if by_tier else (0, 0) for job in order]
@@ -171,7 +177,9 @@ def _table(policy: Rules, order: list[Running]) -> Ints:
     jobs[places.SUBMIT] = [job.submit_ns for job in order]
     jobs[places.LASTS] = [round(job.work.phase_end(0) * NS) for job in order]
     jobs[places.LIMIT] = [policy.limit_ns(job) for job in order]
+    needs = [policy.need(job) for job in order]
     jobs[places.GPUS] = [job.gpus for job in order]
+    jobs[places.EACH] = [need.each for need in needs if isinstance(need, Gang)]
     if policy.cluster.node_cpus:
         jobs[places.CPUS] = [job.owner.cpus for job in order]
     jobs[places.BAND] = [ranks[band] for band in bands]
@@ -179,8 +187,8 @@ def _table(policy: Rules, order: list[Running]) -> Ints:
     jobs[places.AFTER, np.lexsort(([job.index for job in order], after))] = np.arange(len(order))
     jobs[places.LINE] = numbers(job.queue for job in order)
     jobs[places.USER] = numbers(job.owner.user for job in order)
-    jobs[places.KIND] = numbers((job.gpus, job.queue) for job in order)
+    jobs[places.KIND] = numbers((need, job.queue) for need, job in zip(needs, order, strict=True))
     jobs[places.GROUP] = numbers((job.queue, job.owner) for job in order)
     jobs[places.START] = -1
-    table[places.FIRST, 1:] = np.cumsum(-(-jobs[places.GPUS] // policy.per_node))
+    table[places.FIRST, 1:] = np.cumsum(-(-jobs[places.GPUS] // jobs[places.EACH]))
     return table

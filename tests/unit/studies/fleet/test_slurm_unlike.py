@@ -1,0 +1,122 @@
+"""Sites of Slurm whose nodes are unlike: sizes, types of GPUs, weights, CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import SpecError
+from windtunnel.studies.fleet.changed import changed_cluster
+from windtunnel.studies.fleet.emit import slurm_files
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.slurm.files import read_cluster
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Gang
+from windtunnel.studies.fleet.policies.slurm.rules import Rules
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
+
+CONF = """\
+NodeName=h[1-2] CPUs=128 Gres=gpu:h100:8 Weight=20
+NodeName=a[1-4] CPUs=64 Gres=gpu:a100:4 Weight=10
+NodeName=login CPUs=8
+PartitionName=all Nodes=ALL Default=YES
+PartitionName=small Nodes=a[1-4]
+"""
+HEAD = "job,submit_s,gpus,duration_s,limit_s,queue,gpu_type,nodes\n"
+
+
+def run(folder: Path, rows: str, conf: str = CONF, policy: str = "slurm", **options: object):
+    (folder / "slurm.conf").write_text(conf)
+    (folder / "jobs.csv").write_text(HEAD + rows)
+    site = parse_site(str(folder / "slurm.conf"))
+    return simulate(read_jobs(folder / "jobs.csv"), site, policy, Options(**options))
+
+
+def test_nodes_are_read_each_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(CONF)
+    site = parse_site(str(tmp_path / "slurm.conf"))
+    assert (site.gpus, site.nodes, site.per_node, site.node_sizes) == (32, 6, 8, (8, 8, 4, 4, 4, 4))
+    cluster = site.slurm_cluster
+    assert cluster.types == ("h100", "h100", "a100", "a100", "a100", "a100")
+    assert cluster.node_cpus == (128, 128, 64, 64, 64, 64)
+    assert cluster.by_weight == (0b111100, 0b111111)
+    assert cluster.of_type("a100") == 0b111100
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "among", "each"),
+    [
+        (8, 0, 0b111111, 8),  # one of the large
+        (16, 0, 0b111111, 8),
+        (24, 0, 0b111111, 4),  # there are two of eight
+        (16, 0, 0b111100, 4),
+        (12, 3, 0b111111, 4),  # as it says
+        (8, 1, 0b111111, 8),
+        (6, 4, 0b111111, 8),  # that cannot be: as if it said nothing
+        (99, 0, 0b111100, 4),  # never
+    ],
+)
+def test_how_many_gpus_a_job_takes_of_a_node(gpus: int, nodes: int, among: int, each: int, tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(CONF)
+    rules = Rules(8, cluster=parse_site(str(tmp_path / "slurm.conf")).slurm_cluster)
+    assert rules.gang(gpus, nodes, among) == Gang(gpus, each)
+
+
+def test_a_job_lies_on_nodes_that_are_large_enough(tmp_path: Path) -> None:
+    """All nodes are full at 1 s; two of 8 GPUs wait for the large ones, one of 16 in `small` for its four."""
+    rows = "hold,0,16,30,60,all,h100,\nkeep,0,16,20,60,small,,\nwide,1,16,5,60,small,,\nlarge,2,8,5,60,all,,\n"
+    assert run(tmp_path, rows).start_s.tolist() == [0, 0, 20, 30]
+
+
+def test_a_type_is_waited_for_and_the_lightest_nodes_are_taken_first(tmp_path: Path) -> None:
+    rows = "one,0,4,50,60,all,,\nh,1,16,5,60,all,h100,\nlater,2,4,5,20,all,h100,\n"
+    assert run(tmp_path, rows).start_s.tolist() == [0, 1, 6]  # `one` is on a1, which weighs less
+    heavy = run(tmp_path, rows, CONF.replace("Weight=10", "Weight=30"))
+    assert heavy.start_s.tolist() == [0, 50, 30]  # `one` is on h1; `later` ends before the reservation of `h`
+
+
+def test_a_job_has_as_many_nodes_as_it_asks_for(tmp_path: Path) -> None:
+    """8 GPUs on two nodes leave 4 on each, where 8 on one leave a node of 8."""
+    conf = "NodeName=n[1-2] CPUs=64 Gres=gpu:8\nPartitionName=all Nodes=ALL Default=YES\n"
+    for nodes, start_s in (("", 1), ("2", 50)):
+        rows = f"spread,0,8,50,60,all,,{nodes}\nnext,1,8,5,60,all,,1\n"
+        assert run(tmp_path, rows, conf).start_s.tolist() == [0, start_s]
+
+
+def test_jobs_that_have_no_room_anywhere_are_named(tmp_path: Path) -> None:
+    rows = "ok,0,4,5,60,all,,\nwide,0,20,5,60,small,,\nv,0,1,5,60,all,v100,\nnowhere,0,8,5,60,small,h100,\n"
+    outcome = run(tmp_path, rows)
+    words = {outcome.jobs.name[each.job]: each.words for each in outcome.dropped}
+    assert words["wide"] == "asks 20 GPUs, and its nodes have 16 whole ones, 4 a node at most"
+    assert words["v"] == "asks 1 GPUs of v100, and slurm.conf has none for it"
+    assert set(words) == {"wide", "v", "nowhere"}
+
+
+@pytest.mark.parametrize(("policy", "options"), [("easy", {}), ("slurm", {"pool": True})])
+def test_who_knows_one_size_of_nodes_says_so(policy: str, options: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"unlike sizes are known to slurm alone.*give --policy slurm"):
+        run(tmp_path, "a,0,4,5,60,all,,\n", CONF.replace("PartitionName", "#") if options else CONF, policy, **options)
+
+
+def test_its_files_are_written_as_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(CONF)
+    site = parse_site(str(tmp_path / "slurm.conf"))
+    (tmp_path / "again.conf").write_text(slurm_files(site.slurm_cluster, site)["slurm.conf"])
+    again = read_cluster([tmp_path / "again.conf"])
+    for name in ("names", "sizes", "types", "cpus", "heavy", "partitions"):
+        assert getattr(again, name) == getattr(site.slurm_cluster, name), name
+    (tmp_path / "jobs.csv").write_text(HEAD + "a,0,1,5,60,all,,\n")
+    jobs = read_jobs(tmp_path / "jobs.csv")
+    with pytest.raises(SpecError, match="unlike sizes"):
+        changed_cluster(["nodes=+1"], jobs, site)
+
+
+def test_cpus_that_a_node_has_not_are_in_use() -> None:
+    """Of two nodes with one free GPU that with fewer idle CPUs is the fullest, though less of it is in use."""
+    free = Free([8, 8], 8, [128, 16])
+    free.load(((0, 1),), 32)
+    assert free.busy == [32, 112]
+    assert free.choose(Gang(1, 8), 0b01) == ((0, 1),)
+    assert free.choose(Gang(1, 8), 0b11) == ((1, 1),)
