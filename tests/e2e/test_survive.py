@@ -75,6 +75,7 @@ def test_without_a_model_and_a_log_of_ones_own(capsys: pytest.CaptureFixture[str
         (["--cluster", "h100-sxm:64", "--recovery", "schedule=10000d"], "recovery schedule"),
         (["--cluster", "h100-sxm:64", "--step-time", "0s"], "step-time = 0"),
         (["--cluster", "h100-sxm:64", "--planned-every", "1ms"], "events a run"),
+        (["--cluster", "h100-sxm:64", "--planned-every", "16"], "291,704 events a run"),  # it ran for minutes
         (["--cluster", "h100-sxm:64", "--policy", "restart", "--standbys", "2"], "no policy of these keeps any"),
         (["--cluster", "h100-sxm:64", "--standbys", "-1"], "--standbys"),
         (["--cluster", "h100-sxm:64", "--recovery", "nap=1s"], "unknown recovery time"),
