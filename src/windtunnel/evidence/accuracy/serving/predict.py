@@ -27,6 +27,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     prompt_tokens,
     repeats,
     sent_again,
+    submitted_rules,
     taken_to_draft,
     turnaround_s,
 )
@@ -238,7 +239,7 @@ def _mlperf(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[Serving
     cluster = gpu_of(row.text("gpu"), max(gpus, deployment.gpus))
     profile = of_source(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
     engine = _engine(model, cluster, deployment, profile)
-    rules = replace(engine.rules, prefix_caching=False)
+    rules = submitted_rules(row, deployment, engine.rules)
     engine = replace(engine, rules=rules)
     load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
     engine = _roomy(engine, load, assumed)
