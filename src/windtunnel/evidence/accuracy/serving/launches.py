@@ -16,6 +16,7 @@ from windtunnel.evidence.accuracy.serving.recipes import drafted_not_yet
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named, gpu_of
 from windtunnel.files.document import read_mapping
 from windtunnel.files.table import read_table
+from windtunnel.physics.hardware.gpu import Gpu
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile, order_of
@@ -144,6 +145,12 @@ def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
         max_num_batched_tokens=submission["tokens"],
         gpu_memory_utilization=submission.get("share"),
     )
+
+
+def submitted_profile(row: ServingRow, deployment: Deployment, profile: Profile, gpu: Gpu) -> Profile:
+    """A profile of a row of MLPerf, without captured graphs where its submission has none."""
+    captures = _submission(row, deployment).get("graphs", True)
+    return of_source(row, profile if captures else profile.ungraphed(gpu))
 
 
 def submitted_rules(row: ServingRow, deployment: Deployment, rules: Rules) -> Rules:
