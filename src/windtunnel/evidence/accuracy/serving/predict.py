@@ -176,7 +176,7 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     if concurrency > 100_000 or row.whole_number("isl", 1) > 10**7 or row.whole_number("osl", 1) > 10**6:
         raise UserError("lengths or concurrency beyond what a deployment serves")
-    waves = row.number("prompts_per_slot") or (sent_again()[1] if repeats(row) else 10)  # below one: not every slot sends
+    waves = row.number("prompts_per_slot") or (sent_again()[1] if repeats(row) else 10)  # a slot
     count = max(1, round(concurrency * max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))))
     ratio = row.number("length_ratio") or 1.0
     isl = prompt_tokens(row)
@@ -238,11 +238,9 @@ def _mlperf(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[Serving
         assumed.append(f"layout {deployment.words()}")
     cluster = gpu_of(row.text("gpu"), max(gpus, deployment.gpus))
     profile = profiles.get(deployment.engine) or load_engine(deployment.engine)
-    profile = submitted_profile(row, deployment, profile, cluster.gpu)
-    engine = _engine(model, cluster, deployment, profile)
-    rules = submitted_rules(row, deployment, engine.rules)
-    engine = replace(engine, rules=rules)
-    load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
+    engine = _engine(model, cluster, deployment, submitted_profile(row, deployment, profile, cluster.gpu))
+    engine = replace(engine, rules=submitted_rules(row, deployment, engine.rules))
+    load = mlperf_workload(row, replicas_of(row, deployment.gpus), engine.rules.max_num_seqs)
     engine = _roomy(engine, load, assumed)
     result, slower = at_its_rate(row, load, lambda workload: serve_with(engine, workload))
     if slower != 1.0:
