@@ -16,6 +16,8 @@ from windtunnel.evidence.accuracy.serving.launches import (
     planned_ahead,
     pooled,
     prompt_tokens,
+    submitted_profile,
+    submitted_rules,
 )
 from windtunnel.evidence.accuracy.serving.mlperf import laid_out
 from windtunnel.evidence.accuracy.serving.models import model_named
@@ -25,6 +27,7 @@ from windtunnel.evidence.accuracy.serving.sessions import in_steady_state, repla
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import load_engine
+from windtunnel.studies.serving.replica.rules import rules_of
 
 DEEPSEEK = {
     "id": "a",
@@ -231,6 +234,45 @@ def test_mlperf_is_laid_out_as_its_submission_says_not_by_the_first_factor_of_a_
     one = laid_out(row, model_named(row.text("model"), ""), deployment_of(row), gpu_of(gpu, 8))
     assert (one.max_num_seqs, one.max_num_batched_tokens) == limits
     assert (one.tp, one.attn_dp, one.kv) == (1, 1, kv)
+
+
+R1 = {**DEEPSEEK, "gpu": "gb300", "engine_version": "", "max_num_seqs": "640", "max_num_batched_tokens": "3456"}
+LLAMA = {**R1, "model": "llama-3.1-405b", "gpu": "b300_sxm", "gpus": "8", "tp": "4", "attn_dp": "1", "moe_ep": "1"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "gpus", "tokens", "waits"),
+    [
+        (R1, "server", "72", 4608, 9),  # an engine built for 3,456 tokens is run with 4,608
+        (R1, "offline", "8", 6144, 500),
+        (R1, "offline", "72", 6656, 6),
+        (LLAMA, "offline", "8", 1536, 50),
+    ],
+)
+def test_submissions_to_mlperf_run_with_the_runtimes_tokens_and_evict(
+    fields: dict[str, str], kind: str, gpus: str, tokens: int, waits: int
+) -> None:
+    row = ServingRow({**fields, "kind": f"mlperf_{kind}", "gpus": gpus})
+    one = laid_out(row, model_named(row.text("model"), ""), deployment_of(row), gpu_of(row.text("gpu"), 8))
+    assert one.max_num_batched_tokens == tokens
+    assert one.attn_dp == int(fields["attn_dp"])  # the layout stays the row's
+    profile = submitted_profile(row, one, load_engine(one.engine), gpu_of(row.text("gpu"), 8).gpu)
+    rules = submitted_rules(row, one, rules_of(profile, one, 1000))
+    assert (rules.reserve, rules.gather_steps, rules.prefix_caching) == ("prompt", waits, False)
+    assert (profile.graph_limit == 0) is (fields is LLAMA)  # decode steps are launched there
+
+
+def test_a_server_that_is_no_engine_of_nvidias_keeps_its_rules() -> None:
+    row = ServingRow({**OSS, "gpu": "mi355x", "kind": "mlperf_server", "engine_version": ""})
+    one = deployment_of(row)
+    rules = rules_of(load_engine(one.engine), one, 1000)
+    assert submitted_rules(row, one, rules) == replace(rules, prefix_caching=False)
+
+
+@pytest.mark.parametrize(("each", "count"), [("0.78", 400), ("12.5", 6400), ("", 5120)])
+def test_a_client_sends_as_many_prompts_as_its_page_says_also_where_slots_stay_empty(each: str, count: int) -> None:
+    row = ServingRow({**OSS, "client": "", "concurrency": "512", "prompts_per_slot": each})
+    assert len(workload_of(row, [])) == pytest.approx(count, abs=1)
 
 
 def test_a_row_whose_recipe_is_published_has_its_drafts() -> None:

@@ -194,6 +194,11 @@ def test_a_submitted_rate_is_the_highest_that_holds_the_limits() -> None:
     assert answer.output_tokens_per_s == pytest.approx(20 * load.output_tokens.mean(), rel=0.01)
 
 
+@pytest.mark.parametrize(("rate", "count"), [("2", 1200), ("0.01", 600), ("1000", 6000)])
+def test_an_open_loop_of_mlperf_is_played_for_loadgens_ten_minutes(rate: str, count: int) -> None:
+    assert len(mlperf_workload(_mlperf(rate), 1, 256)) == count
+
+
 def test_a_submission_that_nobody_lists_holds_as_many_as_its_cache() -> None:
     row = ServingRow({**_mlperf("20").fields, "max_num_seqs": "", "tp": ""})
     cluster = gpu_of("h100_sxm", 1)

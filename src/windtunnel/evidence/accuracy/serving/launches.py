@@ -16,6 +16,7 @@ from windtunnel.evidence.accuracy.serving.recipes import drafted_not_yet
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named, gpu_of
 from windtunnel.files.document import read_mapping
 from windtunnel.files.table import read_table
+from windtunnel.physics.hardware.gpu import Gpu
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile, order_of
@@ -131,23 +132,40 @@ def as_its_recipe(row: ServingRow) -> ServingRow:
 
 def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
     """A row of MLPerf as its submission's configuration lays it out; None where none is listed."""
-    scenario, tokens = row.text("kind").removeprefix("mlperf_"), row.text("max_num_batched_tokens")
-    conditions = {"engine": _framework(deployment), "scenario": scenario, "tokens": tokens}
-    submission = _first(_published()["mlperf"], row, **conditions)
+    submission = _submission(row, deployment)
     if not submission:
         return None
+    if "tp" in submission:
+        deployment = replace(deployment, tp=1, pp=1, attn_dp=1, moe_tp=None, moe_ep=None)
+    stated = {name: submission[name] for name in ("tp", "pp", "kv") if name in submission}
     return replace(
         deployment,
-        tp=submission.get("tp", 1),
-        pp=submission.get("pp", 1),
-        attn_dp=1,
-        moe_tp=None,
-        moe_ep=None,
-        max_num_seqs=submission["batch"],
+        **stated,
+        max_num_seqs=submission.get("batch") or row.whole_number("max_num_seqs", 0) or None,
         max_num_batched_tokens=submission["tokens"],
         gpu_memory_utilization=submission.get("share"),
-        kv=submission.get("kv", deployment.kv),
     )
+
+
+def submitted_profile(row: ServingRow, deployment: Deployment, profile: Profile, gpu: Gpu) -> Profile:
+    """A profile of a row of MLPerf, without captured graphs where its submission has none."""
+    captures = _submission(row, deployment).get("graphs", True)
+    return of_source(row, profile if captures else profile.ungraphed(gpu))
+
+
+def submitted_rules(row: ServingRow, deployment: Deployment, rules: Rules) -> Rules:
+    """Rules of a row of MLPerf: no prefixes; NVIDIA's harness asks TensorRT-LLM to fill the cache and to evict."""
+    rules = replace(rules, prefix_caching=False)
+    if not deployment.engine.startswith("trtllm"):
+        return rules
+    waits = _submission(row, deployment).get("waits", rules.gather_steps)
+    return replace(rules, reserve="prompt", gather_steps=waits)
+
+
+def _submission(row: ServingRow, deployment: Deployment) -> Facts:
+    scenario, tokens = row.text("kind").removeprefix("mlperf_"), row.text("max_num_batched_tokens")
+    conditions = {"engine": _framework(deployment), "scenario": scenario, "tokens": tokens}
+    return _first(_published()["mlperf"], row, gpus=row.whole_number("gpus", deployment.gpus), **conditions)
 
 
 def _framework(deployment: Deployment) -> str:

@@ -49,10 +49,11 @@ LIMITS = {
     "llama-3.1-8b": ((2.0, 0.1), (0.5, 0.03)),
     "mixtral-8x7b": ((2.0, 0.2), (2.0, 0.2)),
 }
-SLOWEST, HALVINGS = 3.0, 6  # times that priced ones may differ by; steps of the search
+SLOWEST, HALVINGS = 3.0, 7  # times that priced ones may differ by; steps of the search
 LEAST = 0.3
-SPAN = 3.0  # lifetimes of a request that an open loop is played for
-STEP_S = 0.05  # a time per token for that, no more
+RUN_S = 600.0  # min_duration of LoadGen: what an open loop is played for at least, ...
+SPAN = 10.0  # ... or so many lifetimes of a request, since configurations ask for more where those are long, ...
+STEP_S = 0.05  # ... of a time per token for that, no more
 FEW, MOST = 600, 6000  # requests of an open loop
 BATCHES = 4  # of requests that a full batch is played for
 SIZES = (1, 2, 4, 8)
@@ -108,7 +109,7 @@ def mlperf_workload(row: ServingRow, replicas: int, batch: int) -> Workload:
         prompts, outputs = lengths(BATCHES * batch, longest[0], longest[1], LEAST, 0)
         return Workload(prompts, outputs, None, batch, name="MLPerf offline")
     rate /= replicas
-    count = round(min(MOST, max(FEW, SPAN * rate * means[1] * STEP_S)))
+    count = round(min(MOST, max(FEW, rate * max(RUN_S, SPAN * means[1] * STEP_S))))
     prompts, outputs = lengths(count, longest[0], longest[1], LEAST, 0)
     return Workload(prompts, outputs, arrivals(count, rate, 1.0, 0), name="MLPerf server")
 

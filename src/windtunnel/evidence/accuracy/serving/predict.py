@@ -21,12 +21,13 @@ from windtunnel.evidence.accuracy.serving.launches import (
     drafts_unlisted,
     engine_of_row,
     held_back,
-    of_source,
     planned_ahead,
     pooled,
     prompt_tokens,
     repeats,
     sent_again,
+    submitted_profile,
+    submitted_rules,
     taken_to_draft,
     turnaround_s,
 )
@@ -175,13 +176,13 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     if concurrency > 100_000 or row.whole_number("isl", 1) > 10**7 or row.whole_number("osl", 1) > 10**6:
         raise UserError("lengths or concurrency beyond what a deployment serves")
-    waves = row.whole_number("prompts_per_slot", sent_again()[1] if repeats(row) else 10)
-    waves = max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))
+    waves = row.number("prompts_per_slot") or (sent_again()[1] if repeats(row) else 10)  # a slot
+    count = max(1, round(concurrency * max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))))
     ratio = row.number("length_ratio") or 1.0
     isl = prompt_tokens(row)
     if isl != row.whole_number("isl", 1):
         assumed.append(f"prompts of {isl} tokens: the client's tokenizer counted another way than the server's")
-    prompts, outputs = lengths(concurrency * waves, isl, row.whole_number("osl", 1), min(ratio, 1.0), 0)
+    prompts, outputs = lengths(count, isl, row.whole_number("osl", 1), min(ratio, 1.0), 0)
     pause_s = turnaround_s(row)
     pauses = np.random.default_rng(0).exponential(1e9 * pause_s, len(prompts)).astype(np.int64)
     turns = Turns(np.full(len(prompts), -1), pauses) if pause_s else None  # each a session of one turn
@@ -236,11 +237,10 @@ def _mlperf(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[Serving
     if not row.text("tp"):
         assumed.append(f"layout {deployment.words()}")
     cluster = gpu_of(row.text("gpu"), max(gpus, deployment.gpus))
-    profile = of_source(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
-    engine = _engine(model, cluster, deployment, profile)
-    rules = replace(engine.rules, prefix_caching=False)
-    engine = replace(engine, rules=rules)
-    load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
+    profile = profiles.get(deployment.engine) or load_engine(deployment.engine)
+    engine = _engine(model, cluster, deployment, submitted_profile(row, deployment, profile, cluster.gpu))
+    engine = replace(engine, rules=submitted_rules(row, deployment, engine.rules))
+    load = mlperf_workload(row, replicas_of(row, deployment.gpus), engine.rules.max_num_seqs)
     engine = _roomy(engine, load, assumed)
     result, slower = at_its_rate(row, load, lambda workload: serve_with(engine, workload))
     if slower != 1.0:
