@@ -125,8 +125,8 @@ def answer(question: Decide) -> Decision:
         )
     batch = fields["global_batch"]
     notes += [
-        f"{batch:,} sequences a step cannot be shared out over the {odd} of {word}'s GPUs, which layers or heads must be"
-        f" then: give a multiple of {odd}, or fewer GPUs"
+        f"{batch:,} sequences a step cannot be shared out over the {odd} of {word}'s GPUs, which layers or heads must"
+        f" be then: give a multiple of {odd}, or fewer GPUs"
         for word, cluster in zip(words, clusters, strict=True)
         if batch % (odd := cluster.n_gpus // (cluster.n_gpus & -cluster.n_gpus))
     ]

@@ -53,14 +53,17 @@ os.replace(f"{folder}/.status", f"{folder}/status")
 
 
 def _names_a_path(part: str) -> bool:
-    """Whether a word, or one of an engine's command line, is a path and no rate, nor the hub's id of a shipped model."""
+    """Whether a word, or one of an engine's command line, is a path: no rate, and no hub's id of a shipped model."""
     from windtunnel.studies.serving.manifests import LINE
 
-    if LINE.search(part):
-        return any(_names_a_path(inner) for piece in part.split() for inner in (piece, piece.rpartition("=")[2]))
-    if hub_name(part) == part:
-        return False
-    return ("/" in part and not re.fullmatch(r"[\w.:*%= ]+/[sh]", part)) or re.match(r"~|\.(?!\d)", part) is not None
+    pieces = (
+        [piece for word in part.split() for piece in (word, word.rpartition("=")[2])] if LINE.search(part) else [part]
+    )
+    return any(
+        hub_name(piece) != piece
+        and (("/" in piece and not re.fullmatch(r"[\w.:*%= ]+/[sh]", piece)) or re.match(r"~|\.(?!\d)", piece))
+        for piece in pieces
+    )
 
 
 @dataclass(frozen=True)

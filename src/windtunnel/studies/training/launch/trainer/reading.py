@@ -214,9 +214,7 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
     return {"framework": "fsdp", "zero_stage": 0, **compiled}
 
 
-def _accelerated(
-    name: str, settings: Settings, n_gpus: int, path: Path, unknown: list[str]
-) -> dict[str, object]:
+def _accelerated(name: str, settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -> dict[str, object]:
     """What the file of `accelerate launch --config_file` says of a job, or where it is not there its name."""
     place = file_beside(path, name, f"{name}.yaml")
     if place is not None:
