@@ -106,7 +106,7 @@ def test_what_a_policy_file_cannot_say(trace, tmp_path, text, message):
 
 def test_files_of_slurm_and_kueue_are_no_policies(trace):
     for word in ("slurm=slurm.conf", "kueue=kueue.yaml"):
-        with pytest.raises(SpecError, match=r"Slurm's files are the cluster's \(--cluster slurm.conf\), Kueue's objects"):
+        with pytest.raises(SpecError, match=r"the cluster's \(--cluster slurm.conf\), Kueue's objects"):
             simulate(read_jobs(trace), parse_site("a100:8"), policy_of_text(word), Options())
 
 
