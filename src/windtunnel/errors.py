@@ -56,7 +56,7 @@ class UnknownNameError(UserError):
 
     def __init__(self, kind: str, name: str, names: Iterable[str], remedy: str | None = None) -> None:
         self.kind, self.name, self.known = kind, name, sorted(names)
-        near = get_close_matches(name.lower(), self.known, n=3, cutoff=0.5)
+        near = get_close_matches(name.lower().rpartition("/")[2], self.known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(self.known)}."
         super().__init__(f"unknown {kind} {_shown(name)}: {hint}" + (f" {remedy}" if remedy else ""))
 

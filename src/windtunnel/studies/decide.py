@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.cost.power import draw_of
@@ -116,10 +117,19 @@ def answer(question: Decide) -> Decision:
         fields["seq_len"] = SEQUENCE
         notes.append(f"sequences of {SEQUENCE:,} tokens: give --seq-len")
     if "global_batch" not in fields:
-        fields["global_batch"] = max(1, TOKENS_PER_STEP // fields["seq_len"])
+        usual, shared = max(1, TOKENS_PER_STEP // fields["seq_len"]), lcm(*(cluster.n_gpus for cluster in clusters))
+        fields["global_batch"] = usual if shared > 2 * usual else max(1, round(usual / shared)) * shared
         notes.append(
-            f"{fields['global_batch']:,} sequences a step, {TOKENS_PER_STEP / 1e6:.1f}M tokens: give --global-batch"
+            f"{fields['global_batch']:,} sequences a step, {fields['global_batch'] * fields['seq_len'] / 1e6:.1f}M"
+            " tokens: give --global-batch"
         )
+    batch = fields["global_batch"]
+    notes += [
+        f"{batch:,} sequences a step cannot be shared out over the {odd} of {word}'s GPUs, which layers or heads must"
+        f" be then: give a multiple of {odd}, or fewer GPUs"
+        for word, cluster in zip(words, clusters, strict=True)
+        if batch % (odd := cluster.n_gpus // (cluster.n_gpus & -cluster.n_gpus))
+    ]
     candidates = [
         _option(question, model, word, cluster, price, fields, failures)
         for model in question.models

@@ -241,6 +241,7 @@ def _differs(predict: Predict, result: Result, run: MeasuredRun) -> tuple[list[t
     return [(f"the log says {text}", as_run.step_time_s - result.step_time_s)], notes
 
 
+WIDE = 2.0  # of a band whose ends differ by so much a step in it may have lost half of its time
 # What Megatron-Core's own names say without doubt.
 DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "precision", "overlap_tp")
 
@@ -268,9 +269,13 @@ def _sentence(
     if verdict == "as expected":
         if other:
             return f"{measured} is {amount} and within the band, but {other}{beside}?"
-        lost = (
-            f"; {format_time(first.seconds)} of it: {first.cause}" if first else "" if beside else ": nothing is wrong"
-        )
+        p5_s, p95_s = result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9
+        lost = f"; {format_time(first.seconds)} of it: {first.cause}" if first else "" if beside else (
+            f" of {format_time(p5_s)} to {format_time(p95_s)}, which is too wide to call it right or wrong; a trace"
+            " would say where it goes"
+            if p95_s > WIDE * p5_s
+            else ": nothing is wrong"
+        )  # fmt: skip
         return f"{measured} is {amount} and within the band{lost}{beside}."
     if verdict == "faster":
         return f"{measured} is {amount}, below the band: {other or 'does the run do all that the plan says'}{beside}?"

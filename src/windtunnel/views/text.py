@@ -66,6 +66,8 @@ def text_of(figure: Number | float | None, unit: str = "") -> str:
             text = format_percent(abs(value))
             return text if text == format_percent(0.0) else signed(text, value)
         case "$":
+            if 0.0 < abs(value) < 1.0:  # a price of a million tokens
+                return f"${significant(value)}"
             return f"${value:,.2f}" if abs(value) < 1e6 else f"${format_count(value, 4)}"
         case "x":
             return f"{value:.3f} x" if abs(value) < 100 else f"{significant(value)} x"

@@ -174,3 +174,23 @@ def test_a_model_that_fits_nowhere_has_its_reason() -> None:
 def test_what_cannot_be_asked(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError):
         ask({**ASKED, **wrong})
+
+
+def test_a_batch_that_nobody_gave_is_shared_out_over_all_gpus_of_each_cluster() -> None:
+    open_batch = {name: size for name, size in PLAN.items() if name != "global_batch"}
+    found = ask({**ASKED, "clusters": "h100-sxm:16,h100-sxm:24", "price": "", "plan": open_batch})
+    assert any("1,008 sequences a step, 4.1M tokens" in note for note in found.notes)
+    assert not any("cannot be shared out" in note for note in found.notes)
+
+
+def test_a_batch_that_a_cluster_cannot_share_out_is_named() -> None:
+    found = ask({**ASKED, "clusters": "h100-sxm:16,h100-sxm:24", "price": "", "plan": {**PLAN, "tp": 1}})
+    assert [note for note in found.notes if "cannot be shared out" in note] == [
+        "64 sequences a step cannot be shared out over the 3 of h100-sxm:24's GPUs, which layers or heads must be then:"
+        " give a multiple of 3, or fewer GPUs"
+    ]
+
+
+def test_the_search_s_time_is_no_deadline_of_the_training() -> None:
+    with pytest.raises(UserError, match="within = '30d': is how long the search for a plan may take"):
+        ask({**ASKED, "within": "30d"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from windtunnel.errors import UserError
 from windtunnel.questions import ask, changed, plain, read
 from windtunnel.questions.asked.parts import ModelPart
-from windtunnel.studies.diagnose import Diagnosis, answer, with_measured
+from windtunnel.studies.diagnose import Diagnosis, _sentence, answer, with_measured
 from windtunnel.studies.measured_run import read_run
 from windtunnel.studies.measured_run.against import predicted_classes
 from windtunnel.studies.measured_run.anchoring import LAYOUT, WEIGHTS
@@ -379,3 +380,10 @@ def test_a_model_that_a_file_states_is_named_by_its_size_and_the_file(tmp_path: 
     path = tmp_path / "train.sh"
     path.write_text(TRAIN)
     assert model_of(ModelPart(base=str(path)), 16).name == "8.03B of train.sh"
+
+
+def test_a_band_that_is_wide_calls_nothing_right(step_s: float) -> None:
+    result = predicted(read(STEP))
+    wide = replace(result, step_time_p5_ns=result.step_time_ns // 2, step_time_p95_ns=2 * result.step_time_ns)
+    assert _sentence(step_s, result, "as expected", (), ()).endswith("within the band: nothing is wrong.")
+    assert "too wide to call it right or wrong; a trace would say" in _sentence(step_s, wide, "as expected", (), ())

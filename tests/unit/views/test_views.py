@@ -118,6 +118,7 @@ def test_times_that_are_compared_keep_their_order_as_printed(values: list[float]
         (Number(0.2142, "change"), "+21.4 %"),
         (Number(1_250_000.0, "count"), "1.250M"),
         (Number(45.0, "$"), "$45.00"),
+        (Number(0.03437, "$"), "$0.03437"),
         (Number(161.31, "tokens/s/GPU"), "161.3 tokens/s/GPU"),
         (Number(2.0**31, "B"), "2.00 GiB"),
     ],

@@ -48,6 +48,7 @@ def show_plan(
     question: ServePlan,
     outputs: Outputs,
     *,
+    notes: tuple[str, ...] = (),
     emit: Annotated[Literal["vllm", "dynamo", "llm-d"] | None, Parameter(help=EMIT, group=OUTPUT)] = None,
     out: Annotated[Path, Parameter(help=OUT, group=OUTPUT, show=False)] = Path("deploy"),
 ) -> None:
@@ -64,6 +65,7 @@ def show_plan(
     _check_places(question, outputs)
     with working("searching"):
         plan = answer_plan(question, curve=outputs.report is not None, timeline=outputs.trace is not None)
+    plan = replace(plan, warnings=(*notes, *plan.warnings))
     if emit is not None and not isinstance(plan, ServingPlans):
         raise SpecError("--emit", emit, "writes a plan for a rate: add --rate, and leave the layout open")
     if isinstance(plan, ServingPlans):
@@ -95,6 +97,15 @@ def _started(command_line: FlagValues) -> Below:
     parts = parts_of(text)
     layout = dict(parts.replicas)
     return Below({"engine": parts.engine, "replicas": layout}, parts.notes, text[:80], instead={"model": parts.model})
+
+
+def _engine_started(command_line: FlagValues) -> Below:
+    """As `_started`; where a rate is given the layout is what is looked for."""
+    below = _started(command_line)
+    if not below.parts or command_line.flags.get("rate") is None:
+        return below
+    notes = (*below.notes, "the layout of the command line is left open: a plan for --rate looks for it")
+    return replace(below, parts={"engine": below.parts["engine"]}, notes=notes)
 
 
 def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
@@ -152,7 +163,7 @@ def show_listen(question: ServeListen, outputs: Outputs) -> None:
 FILES = ("report", "trace", "rows", "json", "full")
 COMMANDS = (
     Command("serve", show_serve, FILES, reader=_started),
-    Command("serve plan", show_plan, FILES),
+    Command("serve plan", show_plan, FILES, reader=_engine_started),
     answered("serve policies", "serving"),
     answered("serve spot", "serving"),
     answered("serve scale", "serving"),

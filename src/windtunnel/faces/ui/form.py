@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.physics.model.catalogue import hub_name
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.parts.plan import Plan
 from windtunnel.questions.asked.parts.scenario import NAMES, Scenario
@@ -25,7 +26,8 @@ from windtunnel.questions.words import settings
 from windtunnel.units import parse_share
 
 FILE = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args|log|out)"
+    r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}"
+    r"\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args|log|out|py|slurm|sbatch|conf)"
 )
 FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
 SECOND = ("virtual_stages", "schedule", "framework", "sequence_parallel")
@@ -61,6 +63,8 @@ def file_or_name(field: str, text: str, uploads: Path) -> str:
         if not path.is_file():
             raise SpecError(field, text, "no such file was dropped on the page; drop it here, or give a name")
         return str(path)
+    if hub_name(text) == text:  # the hub's id of a shipped model is no path
+        return text
     if "/" in text or "\\" in text or text.startswith((".", "~")):
         raise SpecError(field, text, "the page reads no files but those dropped on it; give a name, or drop the file")
     if not text:

@@ -27,6 +27,7 @@ from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.ui.form import FILE
 from windtunnel.faces.ui.swept import PLANS
 from windtunnel.files.write import write_atomically
+from windtunnel.physics.model.catalogue import hub_name
 from windtunnel.questions import QUESTIONS
 
 ID = re.compile(r"[0-9]{14}-[0-9a-f]{6}")
@@ -49,6 +50,20 @@ with open(f"{folder}/.status", "w") as file:
     file.write(str(status))
 os.replace(f"{folder}/.status", f"{folder}/status")
 """
+
+
+def _names_a_path(part: str) -> bool:
+    """Whether a word, or one of an engine's command line, is a path: no rate, and no hub's id of a shipped model."""
+    from windtunnel.studies.serving.manifests import LINE
+
+    pieces = (
+        [piece for word in part.split() for piece in (word, word.rpartition("=")[2])] if LINE.search(part) else [part]
+    )
+    return any(
+        hub_name(piece) != piece
+        and (("/" in piece and not re.fullmatch(r"[\w.:*%= ]+/[sh]", piece)) or re.match(r"~|\.(?!\d)", piece))
+        for piece in pieces
+    )
 
 
 @dataclass(frozen=True)
@@ -93,12 +108,13 @@ class JobList:
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
         command += ["--rows", str(folder / PLANS)] if verb == "plan" else []
         command += ["--report", str(folder / "report.html")] if verb not in UNDRAWN else []
-        paths = os.environ.get("PYTHONPATH", "")  # told from where the server was started
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))}
+        # Paths are of where the server was started, and nothing is imported from the folder of dropped files.
+        paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         process = subprocess.Popen(
             [sys.executable, "-c", KEEPER, str(folder), *command],
             cwd=self.uploads,
-            env=environment if paths else None,
+            env=environment,
             start_new_session=True,
         )
         document = {"verb": verb, "words": words, "begun_s": time.time(), "process": process.pid}
@@ -125,7 +141,7 @@ class JobList:
             if name in REFUSED or (name.startswith("--") and name.endswith(WRITES)) or name == "--out":
                 raise SpecError("words", word, "the page decides where answers go, and starts no other programs")
             for part in (word, value):
-                if ("/" in part and not re.fullmatch(r"[\w.:*%= ]+/[sh]", part)) or re.match(r"~|\.(?!\d)", part):
+                if _names_a_path(part):
                     raise SpecError(
                         "words", word, "the page reads no files but those dropped on it: drop it on the form"
                     )

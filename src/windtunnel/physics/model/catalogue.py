@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +22,10 @@ FOLDER = Path(__file__).parent / "catalogue"
 WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
 TUNED_FOR = r"(?<=\db)(-[a-z]+)+$|-(coder|math)(?=-\d)"  # `qwen3-0.6b-reverse-text-sft`, `qwen2.5-coder-7b`
 
-TUNED = re.compile(r"-(instruct|it|chat|base|pt|diffusers)$")  # how a checkpoint was trained or kept, not its shape
+# In a hub's name how a checkpoint was trained or kept, not its shape; of the second kind what it is stored in.
+TUNED = re.compile(r"-(instruct|it|chat|base|pt|hf|thinking|diffusers|v\d(\.\d)?|\d{4}|dynamic|block)$")
+KEPT = re.compile(r"[-.](bf16|fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|w4a16|bnb-4bit|int8|w8a8)$")
+FORMATS = {"fp4": "nvfp4", **dict.fromkeys(("awq", "gptq", "w4a16", "bnb-4bit"), "int4"), "w8a8": "int8"}
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +81,7 @@ def stored_as(spec: str | Path | Mapping[str, object]) -> Stored:
     if isinstance(spec, Mapping):
         return stored_formats(spec)
     if isinstance(spec, str) and (name := _resolved(spec)):
-        return _shipped_as(name)
+        return _stored_by_name(spec, _shipped_as(name))
     config, path = config_of(Path(spec))
     return stored_formats(config, path.parent if path.name == "config.json" else None)
 
@@ -106,13 +109,29 @@ def _resolved(spec: str) -> str | None:
     """The catalogue's name of a model; none of what is the path of a file."""
     if spec.startswith((".", "/")) or ("/" in spec and _exists(spec)):
         return None
-    name = spec.lower().rpartition("/")[2]
-    for candidate in (name, TUNED.sub("", name)):
+    for candidate in _shorter(spec):
         if candidate in catalogue_names():
             return candidate
         if candidate in aliases():
             return aliases()[candidate]
     return None
+
+
+def _shorter(spec: str) -> Iterator[str]:
+    """A name without its organisation, then without one more word at its end that says nothing of the shape."""
+    name = spec.lower().rpartition("/")[2]
+    yield name
+    while (less := KEPT.sub("", TUNED.sub("", name))) != name:
+        yield (name := less)
+
+
+def _stored_by_name(spec: str, own: Stored) -> Stored:
+    """The format that a checkpoint's name ends with, else the catalogue's own."""
+    word = next((match[1] for name in _shorter(spec) if (match := KEPT.search(TUNED.sub("", name)))), "")
+    weights = FORMATS.get(word, word)
+    if weights in ("", own.weights, own.expert_weights) or own.weights.startswith(f"{weights}_"):
+        return own
+    return Stored("fp8_block" if weights == "fp8" and spec.lower().startswith("qwen/") else weights)
 
 
 def _exists(spec: str) -> bool:

@@ -8,6 +8,9 @@ from typing import Annotated, ClassVar
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts.plan import TOKENS_MOST, OpenPlan, open_plan
+from windtunnel.units import exact_text
+
+SEARCH_MOST_S = 86400.0
 
 
 @part
@@ -47,5 +50,8 @@ class Decide:
     def __post_init__(self) -> None:
         if not self.models:
             raise SpecError("models", None, "name a model, such as llama-3-70b")
+        if self.within > SEARCH_MOST_S:
+            remedy = "is how long the search for a plan may take, a day at most; the days of training are the answer's"
+            raise SpecError("within", exact_text(self.within, "time"), remedy)
         if not self.clusters.strip(", "):
             raise SpecError("clusters", self.clusters, "give GPU and count of each: h100-sxm:512,b200:256")

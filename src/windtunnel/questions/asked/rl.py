@@ -13,7 +13,7 @@ from windtunnel.questions.asked.serve.parts import Weights
 
 BATCH, POOLS, ROLLOUT, LEARNER, EXTRAS = "Batch", "Pools", "Generation", "Training", "Beside the step"
 Pass = Literal["yes", "no"]
-OWN_FILES = (".yaml", ".yml", ".toml", ".sh", ".bash", ".slurm", ".sbatch")
+OWN_FILES = (".yaml", ".yml", ".toml", ".sh", ".bash", ".slurm", ".sbatch", ".py")
 
 
 @part

@@ -45,7 +45,8 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         return replace(simulate(jobs, site, own.like, chosen), policy=own.name)
     policy = plain_name(policy)
     if policy not in POLICIES:
-        raise SpecError("--policy", policy, f"give one of {', '.join(names_of())}")
+        more = "; Slurm's files are the cluster's (--cluster slurm.conf), Kueue's objects the trace's" * ("=" in policy)
+        raise SpecError("--policy", policy, f"give one of {', '.join(names_of())}{more}")
     traits = POLICIES[policy]
     if site.kinds and not traits.kinds:
         able = " and ".join(names_of(lambda each: each.kinds))

@@ -137,6 +137,8 @@ def _record(form: str, line: str, values: dict[str, float], parts: dict[str, flo
     """None for a line that has a number of a step and nothing else."""
     if "data_loader" in values:
         parts["data loader"] = values.pop("data_loader")
+    if "update" in values:
+        values["seconds"] = values.pop("update") + parts.get("data loader", 0.0)
     if not values.keys() - {"number", "bar_length"} and not parts:
         return None
     if "tgs" in values:  # the step's own, where there is no newer name for it

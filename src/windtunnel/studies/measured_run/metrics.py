@@ -13,7 +13,8 @@ METRICS: Mapping[str, tuple[str, float]] = {
     # seconds of a step: NeMo, MaxText, verl, slime, OpenRLHF
     "train_step_timing in s": ("seconds", 1.0), "perf/step_time_seconds": ("seconds", 1.0),
     "timing_s/step": ("seconds", 1.0), "perf/time_per_step": ("seconds", 1.0), "perf/step_time": ("seconds", 1.0),
-    "timing/step_total": ("seconds", 1.0), "elapsed_time_per_iteration_ms": ("seconds", MS),
+    "timing/step_total": ("seconds", 1.0), "continuous_training/total_duration_avg_s": ("seconds", 1.0),  # torchforge
+    "elapsed_time_per_iteration_ms": ("seconds", MS),
     # steps a second: Composer, OLMo-core, TensorFlow's Estimator, DiT and what descends from it
     "throughput/batches_per_sec": ("steps_per_s", 1.0), "throughput/device/BPS": ("steps_per_s", 1.0),
     "global_step/sec": ("steps_per_s", 1.0), "Train Steps/Sec": ("steps_per_s", 1.0),

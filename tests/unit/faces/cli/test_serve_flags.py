@@ -209,3 +209,18 @@ def test_a_limit_that_needs_its_unit_is_asked_again_with_it() -> None:
     assert again[again.index("--tpot") + 1] == "500ms"
     with pytest.raises(SpecError, match="give 90ms"):
         from_flags("serve", {"model": "m", "cluster": "h100-sxm:8", "rate": "3", "ttft": "90"})
+
+
+def test_a_plan_takes_the_engine_of_a_command_line_and_seeks_the_layout_of_a_rate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "vllm serve meta-llama/Llama-3.1-8B-Instruct-FP8 --tensor-parallel-size 2 --max-num-seqs 8"
+    asked = ["--cluster", "h100-sxm:2", "--prompt", "100", "--output", "5", "--requests", "20", "--ttft", "1s"]
+    asked += ["--tpot", "1s", "--json"]
+    assert main(["serve", "plan", line, *asked, "--rate", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "the layout of the command line is left open" in str(found["warnings"])
+    assert found["plans"][0]["gpus"] == 1
+    assert main(["serve", "plan", line, *asked]) == 0
+    fixed = json.loads(capsys.readouterr().out)
+    assert (fixed["gpus"], fixed["weights_format"]) == (2, "fp8")

@@ -17,6 +17,7 @@ pytest.importorskip("httpx")
 
 from starlette.testclient import TestClient
 
+from windtunnel.errors import SpecError
 from windtunnel.faces.report.run_list import RunList
 from windtunnel.faces.ui.form import asked_of, field_for, file_or_name, plan_fields, plan_of
 from windtunnel.faces.ui.jobs import JobList
@@ -245,6 +246,25 @@ def test_a_study_imports_from_where_the_server_was_started(tmp_path: Path, monke
     name = jobs.start("model", "llama-3.1-8b")
     wait(jobs, name)
     assert (jobs.path(name) / "answer.json").read_text() == "from here\n"
+
+
+def test_a_study_imports_nothing_that_was_dropped_on_the_page(tmp_path: Path) -> None:
+    jobs = JobList(tmp_path / "runs")
+    jobs.uploads.mkdir(parents=True)
+    (jobs.uploads / "yaml.py").write_text("raise SystemExit('from the page')")
+    name = jobs.start("model", "llama-3.1-8b")
+    wait(jobs, name)
+    assert json.loads((jobs.path(name) / "answer.json").read_text())["parameters"] == 8_030_261_248
+
+
+def test_the_hubs_ids_of_shipped_models_are_no_paths(tmp_path: Path) -> None:
+    jobs = JobList(tmp_path)
+    line = "vllm serve Qwen/Qwen3-8B-FP8 --tensor-parallel-size 2"
+    assert jobs._words(f"'{line}' --model=Qwen/Qwen3-8B") == [line, "--model=Qwen/Qwen3-8B"]
+    jobs._words("'python -m vllm.entrypoints.openai.api_server --model=Qwen/Qwen3-8B'")
+    for wrong in ("vllm serve /etc/passwd", "vllm serve Qwen/Qwen3-8B --chat-template=../x", "etc/passwd"):
+        with pytest.raises(SpecError, match="drop it on the form"):
+            jobs._words(f"'{wrong}'")
 
 
 def test_a_study_that_runs_is_stopped_with_all_its_processes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.physics.model import catalogue_names, load_model
 from windtunnel.physics.model.catalogue import FOLDER, aliases, hub_name
 
@@ -319,3 +319,22 @@ def test_a_config_is_named_by_its_model(tmp_path: Path, folder: str, own: str | 
     place.mkdir(parents=True)
     (place / "config.json").write_text(json.dumps({**source, **({} if own is None else {"_name_or_path": own})}))
     assert load_model(place / "config.json").name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2"),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", "llama-4-maverick"),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
+        ("zai-org/GLM-4.6-FP8", "glm-4.6"),
+    ],
+)
+def test_a_checkpoint_by_the_hubs_name_has_the_shape_of_its_model(name: str, own: str) -> None:
+    assert load_model(name).layers == load_model(own).layers
+
+
+def test_a_name_that_is_unknown_is_held_against_names_without_their_organisation() -> None:
+    with pytest.raises(UserError, match="did you mean"):
+        load_model("Qwen3-31B")
+    assert "did you mean kimi" in str(UnknownNameError("model", "moonshotai/Kimi-K9-Instruct", catalogue_names()))

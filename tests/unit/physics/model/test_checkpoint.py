@@ -59,6 +59,16 @@ def test_shipped_models_and_nvidias_file_beside_a_config(tmp_path: Path) -> None
     assert stored_as("openai/gpt-oss-120b") == Stored("bf16", "mxfp4")
     assert stored_as("deepseek-v3") == Stored("fp8_block")
     assert stored_as("llama-3.1-8b") == Stored("bf16")
+    for name, stored in {
+        "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8": Stored("fp8_block"),
+        "zai-org/GLM-4.6-FP8": Stored("fp8"),
+        "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": Stored("fp8"),
+        "nvidia/DeepSeek-R1-0528-NVFP4-v2": Stored("nvfp4"),
+        "Qwen/Qwen3-30B-A3B-GPTQ-Int4": Stored("int4"),
+        "deepseek-ai/DeepSeek-V3-0324": Stored("fp8_block"),
+        "openai/gpt-oss-120b-mxfp4": Stored("bf16", "mxfp4"),
+    }.items():
+        assert stored_as(name) == stored
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert stored_as(tmp_path) == Stored("bf16")
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))

@@ -104,6 +104,12 @@ def test_what_a_policy_file_cannot_say(trace, tmp_path, text, message):
         policy_of_text(str(path))
 
 
+def test_files_of_slurm_and_kueue_are_no_policies(trace):
+    for word in ("slurm=slurm.conf", "kueue=kueue.yaml"):
+        with pytest.raises(SpecError, match=r"the cluster's \(--cluster slurm.conf\), Kueue's objects"):
+            simulate(read_jobs(trace), parse_site("a100:8"), policy_of_text(word), Options())
+
+
 def test_gpus_held_at_once_by_the_traces_own_account(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("job,submit_s,start_s,gpus,duration_s\na,0,0,8,10\nb,0,10,4,10\nc,0,12,6,3\nd,0,,64,3\n")

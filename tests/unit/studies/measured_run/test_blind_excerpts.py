@@ -13,7 +13,7 @@ import yaml
 from windtunnel.errors import UserError
 from windtunnel.studies.measured_run import read_run, steady_of
 
-FILES = ("blind_excerpts.yaml", "blind_excerpts_2.yaml")
+FILES = ("blind_excerpts.yaml", "blind_excerpts_2.yaml", "blind_excerpts_3.yaml")
 CASES: list[dict[str, Any]] = [
     case for name in FILES for case in yaml.safe_load((Path(__file__).parent / name).read_text())
 ]

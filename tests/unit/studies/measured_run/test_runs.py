@@ -72,7 +72,7 @@ def test_what_is_not_understood_is_named_and_never_guessed(tmp_path: Path) -> No
         "[2025-01-02 03:04:05] Ep. 1 : Up. 14000 : Sen. 965,843 : Cost 5.2 : Time 359.59s : 3007.81 words/s",
         "10\timages/sec: 204.8 +/- 0.1 (jitter = 0.6)\t9.228",
         "Epoch:[0/1] [200/128028]  eta: 1:28:44  loss: 0.1782  step_time: 0.041657  lr: 0.8794",
-        "INFO ts/train.py:232 step:9 smpl:576 ep:2 loss:1.051 lr:1.8e-06 updt_s:0.302 data_s:13.330",
+        "DEEPMD INFO Batch 100: total wall time = 18.41 s, step time = 0.1841 s, eta = 0:15:02",
     ],
 )
 def test_a_line_with_a_time_that_is_not_read_is_named(line: str, tmp_path: Path) -> None:

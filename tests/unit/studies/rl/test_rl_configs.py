@@ -374,6 +374,36 @@ def test_a_batch_of_trl_follows_from_the_cluster(tmp_path: Path) -> None:
     assert found.beside.checkpoint_every == 0  # a share of the run, of whose length nothing is known
 
 
+def test_a_script_of_trl_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "grpo.py"
+    script.write_text(
+        "args = GRPOConfig(per_device_train_batch_size=8, gradient_accumulation_steps=4, num_generations=16,\n"
+        "    max_completion_length=4096, use_vllm=True)\n"
+        'GRPOTrainer(model="Qwen/Qwen3-4B", reward_funcs=reward, args=args).train()\n'
+    )
+    found = read_config(str(script))
+    assert (found.framework, found.data["model"], found.data["samples"]) == ("trl", "qwen3-4b", 16)
+    assert found.data["lengths"] == "cap=4096"
+    question = read({"question": "rl", "model": str(script), "cluster": "h100-sxm:8"})
+    assert isinstance(question, Rl)
+    assert question.own_file == str(script)
+
+
+def test_openrlhf_s_models_that_share_gpus_take_one_set_of_them_and_an_estimator_without_critic_is_known(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-14B --rollout_batch_size 128 \\\n"
+        "  --n_samples_per_prompt 8 --generate_max_len 8000 --vllm_num_engines 4 --vllm_tensor_parallel_size 2 \\\n"
+        "  --actor_num_nodes 1 --actor_num_gpus_per_node 8 --advantage_estimator reinforce_baseline \\\n"
+        "  --colocate_all_models\n"
+    )
+    assert (read_config(str(script)).gpus, read_config(str(script)).unknown) == (8, ())
+    script.write_text(script.read_text().replace("reinforce_baseline", "gae"))
+    assert read_config(str(script)).unknown == ("advantage_estimator (its critic is not priced)",)
+
+
 def test_what_is_said_wins_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(VERL)
     asked = {"config": str(tmp_path / "run.sh"), "cluster": "h100-sxm:8", "prompts": 64, "rollout": {"gen_tp": 4}}

@@ -158,7 +158,8 @@ def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) ->
         high = min(values[-1], ROBUST * bound) if bound else values[-1]
         start = float(bound) if bound else values[len(values) // 2]
         axis = Axis(name, "s", log=True, low=min(values[0], start) * 0.9, high=max(high, start) * 1.1)
-        limits = [Limit(start, "limit", True)] if bound or not result.slo else []  # none beside those that were given
+        label = "limit" if bound else "a limit to try"
+        limits = [Limit(start, label, True)] if bound or not result.slo else []  # none beside those that were given
         yield Curve(f"{name} by rate", Axis("requests/s", "requests/s", low=0.0), axis, series, limits)
     sizes = [(name, answer["memory_bytes_per_gpu"].get(name, 0.0)) for name in MEMORY]
     parts = [Part(name.replace("_", " "), value, MEMORY[name]) for name, value in sizes if value > 0]

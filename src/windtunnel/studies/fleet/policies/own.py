@@ -62,7 +62,7 @@ def own_of(policy: Policy | Own) -> Own:
 
 def policy_of_text(text: str) -> str | Own:
     """What `--policy` says: a YAML file read, or a name as it stands. Raises InputFileError and SpecError."""
-    return read_policy(Path(text)) if text.lower().endswith((".yaml", ".yml")) else text
+    return read_policy(Path(text)) if text.lower().endswith((".yaml", ".yml")) and "=" not in text else text
 
 
 def title(text: str) -> str:

@@ -9,7 +9,8 @@ A table (`verl.yaml`, ...) names for each field of the question the setting that
     any         of settings: yes where one is on or above 0, else `else`;       devices: GPUs listed in Python
     least       a number below it says nothing
 
-`critic` names a setting, what it is where it is not set, and the values by which a critic is trained: it is not priced.
+`critic` names a setting (its names parted by |), what it is where it is not set, and the values by which a critic is
+trained: it is not priced.
 `harmless` matches settings that do not decide how long a step takes; all others that no field reads are named.
 """
 
@@ -115,8 +116,14 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
     harmless = re.compile(re.sub(r"\s+", "", table["harmless"]))
     keys = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
     unknown = tuple(key for key in keys if not harmless.match(key))
+    stated = {key: next((name for name in key.split("|") if name in settings), "") for key in table.get("critic", {})}
     critic = next(
-        (key for key, words in table.get("critic", {}).items() if settings.get(key, words[0]) in words[1:]), None
+        (
+            name or key.partition("|")[0]
+            for key, name in stated.items()
+            if settings.get(name, table["critic"][key][0]) in table["critic"][key][1:]
+        ),
+        None,
     )
     if critic is not None:
         unknown = (f"{critic} (its critic is not priced)", *unknown)
@@ -127,7 +134,8 @@ def _gpus(
     rules: Mapping[str, Mapping[str, list[str | int]]], values: Mapping[str, object], settings: Settings
 ) -> int | None:
     """Of all pools; None where the file does not say."""
-    everything, generate = values.get("all"), values.get("generate")
+    everything = values.get("all")
+    generate = None if values.get("colocated") is True else values.get("generate")  # else on the GPUs that train
     if isinstance(everything, int):
         return everything
     rule = rules.get("train", {})

@@ -1,6 +1,7 @@
-"""A framework's own file as settings by dotted names: YAML, TOML and JSON, or a launch script in shell.
+"""A framework's own file as settings by dotted names: YAML, TOML and JSON, a launch script in shell, TRL's in Python.
 
     YAML     nested keys joined by dots; `defaults:` is read first; ${a.b}, ${oc.env:X,y}, ${mul:a,b} and ${div:a,b}
+    Python   keywords of TRL's GRPOConfig, and the trainer's model, where they are constants
     shell    a.b=c (hydra; + and ++ before it), --a-b c and --a-b; variables, ${A:-b}, : "${A:=b}", $((a * b));
              also as `run:` of a YAML file that starts jobs (SkyPilot)
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
+from windtunnel.studies.training.launch.trainer.reading import of_script
 
 Settings = dict[str, object]
 REFERRED = re.compile(r"""(?:\b(?:bash|sh)\s+|--config[ =])["']?([^\s"']+\.(?:sh|ya?ml|toml))\b""")
@@ -35,6 +37,8 @@ def read_settings(path: Path, depth: int = 0) -> Settings:
     """Settings by dotted names. Raises InputFileError."""
     if path.suffix.lower() in SCRIPTS:
         return _of_shell(read_text(path, REMEDY), path)
+    if path.suffix.lower() == ".py":
+        return dict(of_script(read_text(path, REMEDY), str(path), ("GRPOConfig",)))
     data = read_mapping(path, REMEDY)
     script = data.get("run")
     if isinstance(script, str) and "\n" in script:

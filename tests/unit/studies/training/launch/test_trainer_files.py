@@ -112,6 +112,27 @@ def test_a_file_that_deepspeed_is_missing_is_named(tmp_path: Path) -> None:
         assert any("(no such file beside it: " in one and f"ZeRO {stage}" in one for one in native.unknown)
 
 
+def test_the_file_of_accelerate_launch_says_how_a_job_is_sharded(tmp_path: Path) -> None:
+    run = tmp_path / "run.sh"
+    line = LINE.replace("--deepspeed ds.json ", "").replace("torchrun --nproc_per_node 8", "accelerate launch {}")
+    run.write_text(line.format("--config_file zero2.yaml"))
+    found = read_native(run, 8)
+    assert (found.fields["framework"], found.fields["zero_stage"]) == ("deepspeed", 2)
+    assert "config_file zero2.yaml (no such file beside it: taken for deepspeed, ZeRO 2)" in found.unknown
+    (tmp_path / "zero2.yaml").write_text(
+        "distributed_type: FSDP\nmixed_precision: 'no'\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+    )
+    found = read_native(run, 8)
+    assert [found.fields[name] for name in ("framework", "zero_stage", "precision", "recompute")] == [
+        "fsdp", 3, "bf16", "full",
+    ]  # fmt: skip
+    assert not any("config_file" in word for word in found.unknown)
+    run.write_text(line.format("--config_file multi_gpu.yaml"))
+    assert read_native(run, 8).fields["zero_stage"] == 0
+    run.write_text(line.format("--use_fsdp --num_processes 8"))
+    assert read_native(run, 8).fields["zero_stage"] == 3
+
+
 def test_a_file_that_is_named_is_not_sought_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "job" / "scripts"
     inner.mkdir(parents=True)

@@ -3,7 +3,7 @@
 They share one set of names (`TrainingArguments` of transformers 4.30 to 4.57); axolotl and LLaMA-Factory add their own
 for the length, the batch and adapters. A Python script is read and not run: keywords of `...Arguments(...)`,
 `...Config(...)`, `from_pretrained(...)` and of the tokenizer's call, where they are constants or names of constants.
-A DeepSpeed or FSDP file that they name is read where it lies beside the file or above it.
+A DeepSpeed, FSDP or Accelerate file that they name is read where it lies beside the file or above it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch import deepspeed
+from windtunnel.studies.training.launch import accelerate, deepspeed
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native, file_beside
 from windtunnel.studies.training.launch.megatron.reading import Arguments, shell_words
 from windtunnel.studies.training.launch.recipes.python_text import parsed
@@ -47,6 +47,8 @@ ATTENTION = (  # words of the file -> kernel; what is not here is the GPU's best
 )  # fmt: skip
 EXPERTS = {"eager": "sequential", "grouped_mm": "grouped"}  # Transformers' `experts_implementation`
 OF_MODEL = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "experts_implementation")  # of `from_pretrained`
+KINDS = ("TrainingArguments", "SFTConfig", "DPOConfig")  # the calls that make the arguments of a Trainer
+HALVES = {"bf16", "fp16"}
 PACKING = ("packing", "sample_packing")
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
@@ -63,7 +65,7 @@ READ = (
     "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
     "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
     "torch_compile", "r", "stated_model", "global_batch_size", "zero_stage", "cp_kind", "use_flash_attention_2",
-    "experts_implementation",
+    "experts_implementation", "use_fsdp", "accelerate_config",
 )  # fmt: skip
 
 
@@ -71,7 +73,7 @@ def settings_of(path: str | Path) -> dict[str, object] | None:
     """What a file says by the Trainer's names; None for a file that is not of the Trainer. Raises InputFileError."""
     suffix = Path(path).suffix.lower()
     if suffix == ".py":
-        settings = dict(_of_script(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
+        settings = dict(of_script(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
     elif suffix in (".yaml", ".yml"):
         settings = dict(dialects.translated(read_mapping(path, GIVE)))
     elif suffix in (".toml", ".json"):
@@ -173,6 +175,12 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
 def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -> dict[str, object]:
     """Framework and ZeRO stage: of a DeepSpeed file, of FSDP's words, else plain replicas."""
     config, fsdp = settings.get("deepspeed", settings.get("deepspeed_config_file")), settings.get("fsdp")
+    if _on(settings.get("use_fsdp")):  # `accelerate launch --use_fsdp`
+        fsdp = settings.get("fsdp_sharding_strategy", "full_shard")
+    launched = settings.get("config_file", settings.get("accelerate_config"))
+    launched = launched[0] if isinstance(launched, list) else launched  # with the script's name behind it
+    if isinstance(launched, str) and not (config or fsdp):
+        return _accelerated(launched, settings, n_gpus, path, unknown)
     if isinstance(config, str):
         if _on(settings.get("torch_compile")):
             unknown.append("torch_compile with DeepSpeed")
@@ -204,6 +212,24 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
     if isinstance(stage, int):  # of a script that makes its own DeepSpeed config, as DeepSpeed-Chat's do
         return {"framework": "deepspeed", "zero_stage": stage}
     return {"framework": "fsdp", "zero_stage": 0, **compiled}
+
+
+def _accelerated(name: str, settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -> dict[str, object]:
+    """What the file of `accelerate launch --config_file` says of a job, or where it is not there its name."""
+    place = file_beside(path, name, f"{name}.yaml")
+    if place is not None:
+        stated = accelerate.read(read_mapping(place, GIVE), n_gpus, str(place))
+        unknown += [word for word in stated.unknown if "gradient_accumulation_steps" not in word]
+        own = {name: setting for name, setting in stated.fields.items() if (name, setting) != ("recompute", "none")}
+        return {name: setting for name, setting in own.items() if name != "precision" or not settings.keys() & HALVES}
+    word = Path(name).name.lower()
+    named = STAGE_IN_NAME.search(word)
+    fields: dict[str, object] = {"framework": "fsdp", "zero_stage": 3 if "fsdp" in word else 0}
+    if named:
+        fields = {"framework": "deepspeed", "zero_stage": int(named[1])}
+    taken = f"{fields['framework']}, ZeRO {fields['zero_stage']}" if named or "fsdp" in word else "plain replicas"
+    unknown.append(f"config_file {name} (no such file beside it: taken for {taken})")
+    return fields
 
 
 def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[str, object]:
@@ -314,7 +340,7 @@ def _constants(tree: ast.Module) -> dict[str, object]:
     return values
 
 
-def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
+def of_script(text: str, where: str, kinds: tuple[str, ...] = KINDS) -> Iterator[tuple[str, object]]:
     """Keywords of the calls that say how a Trainer trains; of names and constants alone."""
     tree = parsed(text, where)
     values = _constants(tree)
@@ -328,8 +354,10 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
         name = _called(node)
         owner = of.value.id if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else ""
         keywords = {keyword.arg: _constant(keyword.value, values) for keyword in node.keywords if keyword.arg}
-        if says_how(node) or name.endswith(("LoraConfig", "BitsAndBytesConfig")):
+        if name.endswith((*kinds, "LoraConfig", "BitsAndBytesConfig")):
             yield from keywords.items()
+        elif name.endswith("Trainer") and isinstance(keywords.get("model"), str):
+            yield "model_name_or_path", keywords["model"]
         elif name == "from_pretrained" and "Model" in owner:
             first = _constant(node.args[0], values) if node.args else keywords.get("pretrained_model_name_or_path")
             yield "model_name_or_path", first
@@ -355,7 +383,7 @@ def _parts(tree: ast.Module, values: Settings) -> Iterator[tuple[str, Settings]]
 
 def says_how(call: ast.Call) -> bool:
     """Whether a call makes the arguments of a Trainer."""
-    return _called(call).endswith(("TrainingArguments", "SFTConfig", "DPOConfig"))
+    return _called(call).endswith(KINDS)
 
 
 def _constant(node: ast.expr, values: Settings) -> object:
