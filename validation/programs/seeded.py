@@ -1,4 +1,4 @@
-"""A second and a third set of scripts with a bug each, and of healthy ones of like shapes, captured from the command line.
+"""More scripts with a bug each, and healthy ones of like shapes, captured from the command line: two sets.
 
     python validation/programs/seeded.py [--only "ring"] [--ranks 8] [--third]
 

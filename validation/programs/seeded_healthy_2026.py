@@ -228,7 +228,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 class Whole(nn.Module):
     def __init__(self, d, tp):
         super().__init__()
-        self.tp, self.norm, self.up, self.down = tp, nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d, bias=False)
+        self.tp, self.norm = tp, nn.LayerNorm(d)
+        self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d, bias=False)
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Partial())}
         parallelize_module(self, tp, plan)
     def forward(self, x):
