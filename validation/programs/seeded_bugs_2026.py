@@ -461,10 +461,16 @@ main()
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+class Part(Block):
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))  # here
+
 def main():
     rank, world = setup()
     mesh = init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("dp", "tp"))
-    model = Net().cuda()
+    model = Net()
+    model.blocks = nn.ModuleList(Part(64) for _ in range(2))
+    model = model.cuda()
     for block in model.blocks:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Partial())}
         parallelize_module(block, mesh["tp"], plan)  # here

@@ -22,6 +22,21 @@ def main():
         dist.all_reduce(total)
 main()
 """,
+    "a join over loaders of unlike lengths": """
+from torch.distributed.algorithms.join import Join
+
+def main():
+    rank, world = setup()
+    model = DDP(Net().cuda())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = [batch() for _ in range(5 if rank == world - 1 else 4)]
+    for epoch in range(2):
+        with Join([model]):
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step(); optimizer.zero_grad()
+main()
+""",
     "a batch of text, and DDP looks for what is unused": """
 class Sees(nn.Module):
     def __init__(self):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +20,7 @@ from windtunnel.real.capture.recorder.call_tensors import local_part
 from windtunnel.real.capture.recorder.rows import AFTER, Rows
 from windtunnel.studies.programs.program_file import runs_of
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, Finding, GroupEntry
+from windtunnel.studies.programs.rank_classes.replicas import SharedStep
 
 if TYPE_CHECKING:
     from windtunnel.real.operator_call import Keywords
@@ -41,9 +42,9 @@ class Replicas:
         self._reduced: dict[int, tuple[tuple[int, ...], str]] = {}  # storage -> among whom, line; since the last step
         self._steps: dict[int, int] = {}  # id of an optimizer -> its steps
         self._unwritten: dict[int, dict[int, int | None]] = {}  # the same -> writers of what is trained and not its own
-        self._last: dict[int, tuple[weakref.ref[torch.optim.Optimizer], list[Any]]] = {}  # of each: its last fact
+        self._last: dict[int, tuple[weakref.ref[torch.optim.Optimizer], SharedStep]] = {}  # of each: its last fact
         self._is_begun = False
-        self.facts: list[list[object]] = []
+        self.facts: list[SharedStep] = []
         self.findings: list[Finding] = []
 
     def drew(self, into: object, kwargs: Keywords) -> None:
@@ -95,10 +96,10 @@ class Replicas:
 
     def note_next(self) -> None:
         """The script is stopped where the next step would begin: with what it would be taken."""
-        for reference, (runs, order, number, sizes, _, _, *lines) in self._last.values():
+        for reference, step in self._last.values():
             optimizer = reference()
-            if optimizer is not None and number == self._steps.get(id(optimizer)):
-                self.facts.append([runs, order, number + 1, sizes, _rates(optimizer), [], *lines])
+            if optimizer is not None and step.number == self._steps.get(id(optimizer)):
+                self.facts.append(step._replace(number=step.number + 1, rates=_rates(optimizer), draws=[]))
 
     def forget_reduced(self) -> None:
         """The optimizers have stepped."""
@@ -123,7 +124,7 @@ class Replicas:
         drawn = [self._drawn.get(id(p)) for p in stepped] if number == 1 and shared[0] and shared[0][1] else []
         order = list(self._steps).index(id(optimizer))
         lines = call_site(4), shared[0][1] if shared[0] else ""
-        self.facts.append([runs_of(members), order, number, sizes, _rates(optimizer), drawn, *lines])
+        self.facts.append(SharedStep(runs_of(members), order, number, sizes, _rates(optimizer), drawn, *lines))
         self._last[order] = (weakref.ref(optimizer), self.facts[-1])
 
     def _shared(self, parameter: torch.Tensor) -> tuple[tuple[int, ...], str] | None:
@@ -155,9 +156,9 @@ class Replicas:
         self.findings.append(Finding("optimizer", (self._rank,), group, line, text, CORRUPT))
 
 
-def _rates(optimizer: torch.optim.Optimizer) -> list[list[object]]:
+def _rates(optimizer: torch.optim.Optimizer) -> list[tuple[str, object]]:
     return [
-        [name, value]
+        (name, value)
         for group in optimizer.param_groups
         for name, value in sorted(group.items())
         if isinstance(value, float) or (type(value) is tuple and all(isinstance(v, float) for v in value))
