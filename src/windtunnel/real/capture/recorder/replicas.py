@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from windtunnel.real.capture.fake_tensors.control_flow import call_site
 from windtunnel.real.capture.recorder.call_tensors import local_part
 from windtunnel.real.capture.recorder.rows import AFTER, Rows
+from windtunnel.real.capture.torch_private.distributed import outside_modes
 from windtunnel.studies.programs.program_file import runs_of
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, Finding, GroupEntry
 from windtunnel.studies.programs.rank_classes.replicas import SharedStep
@@ -43,6 +44,7 @@ class Replicas:
         self._steps: dict[int, int] = {}  # id of an optimizer -> its steps
         self._unwritten: dict[int, dict[int, int | None]] = {}  # the same -> writers of what is trained and not its own
         self._last: dict[int, tuple[weakref.ref[torch.optim.Optimizer], SharedStep]] = {}  # of each: its last fact
+        self._meshes: dict[int, tuple[object, tuple[int, ...]]] = {}  # id -> the mesh, its ranks
         self._is_begun = False
         self.facts: list[SharedStep] = []
         self.findings: list[Finding] = []
@@ -131,7 +133,10 @@ class Replicas:
         """Among whom its gradient was reduced, and where; a DTensor is of its mesh."""
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is not None:
-            return tuple(mesh.mesh.flatten().tolist()), ""
+            if id(mesh) not in self._meshes:
+                with outside_modes():
+                    self._meshes[id(mesh)] = mesh, tuple(mesh.mesh.flatten().tolist())
+            return self._meshes[id(mesh)][1], ""
         number = self._ledger.number_if_known(parameter.grad) if parameter.grad is not None else None
         return self._reduced.get(number) if number is not None else None
 
