@@ -1,8 +1,9 @@
-"""A second set of scripts with a bug each, and of healthy ones of like shapes, captured from the command line.
+"""More scripts with a bug each, and healthy ones of like shapes, captured from the command line: two sets.
 
-    python validation/programs/seeded.py [--only "ring"] [--ranks 8]
+    python validation/programs/seeded.py [--only "ring"] [--ranks 8] [--third]
 
-The scripts are in `seeded_bugs.py` and `seeded_healthy.py`. One line each; exit status 1 where a bug is missed, told at
+The scripts are in `seeded_bugs.py` and `seeded_healthy.py`; the third set, of what trainers of 2025 and 2026 get wrong,
+in `seeded_bugs_2026.py` and `seeded_healthy_2026.py`. One line each; exit status 1 where a bug is missed, told at
 another line or of other ranks, or a healthy script is spoken of. The first set is `tests/unit/real/capture/bugged.py`.
 """
 
@@ -16,7 +17,9 @@ import tempfile
 from pathlib import Path
 
 from seeded_bugs import BUGS, HEAD, Bug
+from seeded_bugs_2026 import BUGS_2026
 from seeded_healthy import HEALTHY
+from seeded_healthy_2026 import HEALTHY_2026
 
 
 def captured(script: str, ranks: int) -> tuple[int, list[dict[str, object]], str]:
@@ -64,15 +67,17 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--slice", type=int, nargs=2, default=(0, 1000), help="from which to before which")
+    parser.add_argument("--third", action="store_true", help="the third set instead of the second")
     given = parser.parse_args()
     right, count = 0, 0
-    wanted = {name for name in [*BUGS, *HEALTHY][slice(*given.slice)] if given.only in name}
-    for name, bug in BUGS.items():
+    bugs, healthy = (BUGS_2026, HEALTHY_2026) if given.third else (BUGS, HEALTHY)
+    wanted = {name for name in [*bugs, *healthy][slice(*given.slice)] if given.only in name}
+    for name, bug in bugs.items():
         if name in wanted:
             found, text = verdict(bug, given.ranks)
             right, count = right + found, count + 1
             print(f"{'found' if found else 'MISSED'}: {name}: {text}", flush=True)
-    for name, script in HEALTHY.items():
+    for name, script in healthy.items():
         if name in wanted:
             status, said, last = captured(script, given.ranks)
             quiet = status == 0 and not said

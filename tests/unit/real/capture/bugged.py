@@ -475,9 +475,120 @@ for i in range(3):
     back(); reduce(); done()
 """,
     ),
+    "a rank leaves out two collectives": Bug(
+        "skipped",
+        (2,),
+        "world",
+        """
+for i in range(3):
+    if i < 1 or r != 2:
+        dist.all_gather([torch.zeros(2) for _ in range(w)], torch.zeros(2))  # here
+        dist.all_reduce(torch.zeros(3))
+    back(); reduce(); done()
+""",
+    ),
+    "weights of a seed of the rank's own": Bug(
+        "replicas",
+        (0, 1, 2, 3),
+        "world",
+        """
+torch.manual_seed(5 + r)
+m = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+opt = torch.optim.SGD(m.parameters(), lr=0.1)
+for i in range(2):
+    back()
+    for p in m.parameters():
+        dist.all_reduce(p.grad)  # here
+    done()
+""",
+    ),
+    "a rank does not step its scheduler": Bug(
+        "replicas",
+        (3,),
+        "ranks 1, 3",
+        PAIRS
+        + """
+schedule = torch.optim.lr_scheduler.StepLR(opt, 1)
+for i in range(3):
+    back(); reduce(dp)
+    opt.step()  # here
+    opt.zero_grad()
+    if r != 3 or i: schedule.step()
+""",
+    ),
+    "an optimizer of parameters that are replaced": Bug(
+        "optimizer",
+        (0, 1, 2, 3),
+        "world",
+        """
+m = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+for i in range(3):
+    back()
+    opt.step()  # here
+    opt.zero_grad()
+""",
+    ),
+    "a part of a sum goes into a norm": Bug(
+        "partial",
+        (0, 1, 2, 3),
+        "ranks 0, 1",
+        """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+tp = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+for i in range(2):
+    x = torch.randn(8, 16)
+    part = DTensor.from_local(x, tp, [Partial()]).to_local() * 2
+    back(F.layer_norm(x + part, (16,))); reduce(); done()  # here
+""",
+    ),
 }
 
 HEALTHY: dict[str, str] = {
+    "weights of a seed of the rank's own, broadcast": """
+torch.manual_seed(5 + r)
+m = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+opt = torch.optim.SGD(m.parameters(), lr=0.1)
+for p in m.parameters():
+    dist.broadcast(p.data, src=0)
+for i in range(2):
+    back(); reduce(); done()
+""",
+    "weights and rates of each stage's own": PAIRS
+    + """
+torch.manual_seed(5 + r % 2)
+m = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+opt = torch.optim.SGD(m.parameters(), lr=0.1 + r % 2)
+for i in range(2):
+    back(); reduce(dp); done()
+""",
+    "each rank steps its own with its own rate": """
+opt = torch.optim.SGD(m.parameters(), lr=0.1 + r)
+for i in range(2):
+    back()
+    mean = m.weight.grad.clone(); dist.all_reduce(mean)
+    done()
+""",
+    "an optimizer for show, and weights written by hand": """
+show = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+for i in range(3):
+    back(); reduce()
+    show.step()
+    with torch.no_grad():
+        for p in m.parameters():
+            p -= 0.1 * p.grad
+            p.grad = None
+""",
+    "a part of a sum is added up before a norm": """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+tp = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+for i in range(2):
+    x = torch.randn(8, 16)
+    part = DTensor.from_local(x, tp, [Partial()]).to_local() + x / 2
+    dist.all_reduce(part, group=tp.get_group())
+    back(F.layer_norm(part, (16,))); reduce(); done()
+""",
     "data parallel": "for i in range(3):\n    back(); reduce(); done()\n",
     "logging and saving on rank 0": """
 for i in range(3):

@@ -338,6 +338,26 @@ def test_ddp_that_looks_for_unused_parameters_steps(option: str) -> None:
 
 
 @needs_no_gpu
+@pytest.mark.parametrize("used_later", [False, True])
+def test_ddp_that_finds_parameters_unused_leaves_their_gradients(used_later: bool) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.seldom = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+            return self.always(x) + (self.seldom(x) if both else 0)
+
+    with rank_of(4, 1, fake="cuda") as world, Recorder(1, 4, world):
+        model = nn.parallel.DistributedDataParallel(Two().cuda(), find_unused_parameters=True)
+        for step in range(3):
+            model.zero_grad()
+            model(torch.randn(2, 4, device="cuda"), used_later and step == 1).sum().backward()
+            assert model.module.always.weight.grad is not None
+            assert (model.module.seldom.weight.grad is not None) == (used_later and step == 1)
+
+
+@needs_no_gpu
 def test_dropout_of_a_dtensor_draws_without_a_generator() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -21,6 +21,7 @@ from windtunnel.real.capture.recorder.recorder import Recorder
 from windtunnel.real.capture.source.branches import deciding_places
 from windtunnel.studies.programs.rank_classes.agreement import book_of, deadlock, disagreement
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallLog, Finding, compare
+from windtunnel.studies.programs.rank_classes.replicas import compare_replicas
 
 sys.path.append(str(Path(__file__).parents[2] / "studies" / "programs"))
 from every_rank import whole_job
@@ -57,10 +58,11 @@ def findings(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list
     if not found:
         job = whole_job([one.program for one in recorders])
         found += [one for one in (disagreement(book_of(job)), deadlock(job)) if one is not None][:1]
-    races = [race for one in recorders for race in one.journal.races]
+    races = [race for one in recorders for race in (*one.journal.races, *one.replicas.findings)]
     if races:
         ranks = tuple(race.ranks[0] for race in races)
         found.append(Finding(races[0].kind, ranks, races[0].group, races[0].line, races[0].text, CORRUPT))
+    found += compare_replicas({rank: one.replicas.facts for rank, one in enumerate(recorders)}, WORLD)
     reads = [(name, int(line)) for name, _, line in (read.rpartition(":") for read in recorders[0].own_reads)]
     deciding = deciding_places([str(path)], reads)
     for value in (1e-12, math.inf) if deciding and not found else ():

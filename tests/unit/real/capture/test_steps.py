@@ -128,6 +128,16 @@ def test_without_conditions_the_wanted_step_is_the_last(tmp_path: Path) -> None:
     assert alone.take(program(3))
 
 
+@pytest.mark.parametrize(("context", "goes_on"), [("no_grad()", True), ("Join([model])", False)])
+def test_within_join_inner_rounds_are_not_waited_for(context: str, goes_on: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"with {context}:\n    pass\n")
+    first = steps_of(tmp_path, 0, 1, files=lambda: {str(path): "train.py"})
+    first.loop.rounds = lambda: 4  # type: ignore[method-assign]
+    first.loop.not_met = lambda _: []  # type: ignore[method-assign]
+    assert (taken(first, "a") > 1) == goes_on
+
+
 def test_who_was_told_to_go_on_before_rank_0_left_steps_out_keeps_as_many(tmp_path: Path) -> None:
     first, beside = (steps_of(tmp_path, rank, 1, files=lambda: {"train.py": "hidden"}) for rank in (0, 1))
     for _ in range(7):  # side by side, to the script's own end

@@ -16,6 +16,7 @@ from windtunnel.real.capture.torch_private import distributed as compat  # noqa:
 from windtunnel.real.capture.virtual_world.refusals import (  # noqa: E402
     NoPeerError,
     UnsupportedCommunicationError,
+    WorldError,
 )
 
 
@@ -51,6 +52,14 @@ def test_control_messages_and_objects_go_through_the_mailbox() -> None:
     as_rank(1, box, sender)
     got = as_rank(2, box, receiver)
     assert got == [[3, 5], [4, 5], [True, False], {"shape": (2, 3)}, (3,), ["config", 7]]
+
+
+def test_a_list_to_scatter_has_an_object_for_each_rank() -> None:
+    def script() -> None:
+        dist.scatter_object_list([None], ["to 0", "to 1", "to 2"], src=0)
+
+    with pytest.raises(WorldError, match="3 objects for a group of 4 ranks"):
+        as_rank(0, LocalMailbox(), script)
 
 
 def test_ranks_that_are_known_to_run_gather_and_scatter_real_objects() -> None:

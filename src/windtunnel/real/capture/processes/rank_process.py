@@ -124,11 +124,12 @@ class Played:
     def facts(self) -> dict[str, object]:
         """For the launcher: what is wrong, and which files of the user's were run."""
         if self.recorder is None:
-            return {"races": [], "own_reads": [], "files": {}}
+            return {"races": [], "replicas": [], "own_reads": [], "files": {}}
         from windtunnel.real.capture.fake_tensors.control_flow import script_files
 
         return {
-            "races": [race.to_dict() for race in self.recorder.journal.races],
+            "races": [race.to_dict() for race in (*self.recorder.journal.races, *self.recorder.replicas.findings)],
+            "replicas": self.recorder.replicas.facts,
             "own_reads": list(self.recorder.own_reads),
             "files": script_files(self._target),
         }
@@ -161,6 +162,7 @@ def _played(
 
     def stepped(program: RankProgram) -> None:
         if not steps.done and steps.take(replace(program, **_meshes(compat, world))):
+            recorder.replicas.note_next()
             recorder.journal.is_loose = not come_to_rest(is_let_go=box.is_let_go)
             raise StepTaken
 

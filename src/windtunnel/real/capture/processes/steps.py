@@ -130,7 +130,8 @@ class Steps:
         if seen < min(needed, MOST_STEPS):
             self._least = max(self._least, min(needed, MOST_STEPS) - self._wanted + 1)
             return True
-        rounds = self.loop.rounds()
+        # Behind a `Join`, who is through waits for those who are not, and these may have been stopped.
+        rounds = 0 if is_joined(sorted(self._files())) else self.loop.rounds()
         searched = bool(self._hidden) or (rounds > 0 and len(self.digests) <= 2 * rounds + MOST_FIRST)
         return seen < ENOUGH and (searched or not self._repetition())
 

@@ -109,6 +109,17 @@ class CallJournal:
         )
         self._races.setdefault((self.line, ""), Finding("overlap", (self._log.rank,), group, self.line, text, CORRUPT))
 
+    def note_partial(self, taken_at: str, name: str) -> None:
+        """An op that is not linear takes what is a part of a sum."""
+        line, (where, _, group) = call_site(4), taken_at.partition(" ")
+        if len(self._races) >= MOST_RACES:
+            return
+        text = (
+            f"rank {self._log.rank}: what to_local() gives at {where} is this rank's part of a sum over group {group},"
+            f" and {name} at {line} takes it for the whole: redistribute it to Replicate or Shard first, or all_reduce"
+        )
+        self._races.setdefault((line, where), Finding("partial", (self._log.rank,), group, line, text, CORRUPT))
+
     def note_unordered(self, writer: int, group: str) -> None:
         """An op meets what another stream wrote, and its own did not wait for."""
         line, at, rows = call_site(4), writer - self._rows.base, self._rows.rows
@@ -127,6 +138,11 @@ class CallJournal:
         """A group as findings name it."""
         number = self._numbers.get((call.group, id(call.members)))
         return self._log.groups[number].text(self._world_size) if number is not None else call.group
+
+    def members_text(self, members: tuple[int, ...]) -> str:
+        """Ranks as findings name them: by the name of a group of theirs."""
+        group = next((group for group in self._log.groups if group.members == members), GroupEntry("", members, 0))
+        return group.text(self._world_size)
 
     @property
     def races(self) -> list[Finding]:

@@ -20,6 +20,7 @@ from windtunnel.real.capture.recorder.protocol import Recording
 from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.real.capture.torch_private import distributed as world_compat
 from windtunnel.real.capture.torch_private import recorder as compat
+from windtunnel.real.capture.torch_private.addresses import is_used_map
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -69,6 +70,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if self.unseen:
             return func(*args, **kwargs)
+        if not types and args and is_used_map(args[0]):
+            with world_compat.outside_modes():
+                return func(*args, **kwargs)
         facts_of_func = self._facts.get(id(func))
         if facts_of_func is None:
             if not isinstance(func, torch._ops.OpOverload) and str(func) == "run_dtensor_rng_op":
@@ -77,6 +81,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                     return args[2](*args[3:], **kwargs)
             facts_of_func = self._facts[id(func)] = (facts_of(func), func)
         facts = facts_of_func[0]
+        if facts.draws:
+            self._recorder.replicas.drew(args[0] if args else None, kwargs)
         if facts.special or self.real_integers:
             return self._special(func, facts, args, kwargs)
         fakes = self._fakes

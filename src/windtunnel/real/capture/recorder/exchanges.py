@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from windtunnel.real.capture.fake_tensors.control_flow import call_site
 from windtunnel.real.capture.recorder.call_tensors import leaf_tensors, written_tensors
 from windtunnel.real.capture.recorder.modules import Place
 from windtunnel.real.capture.recorder.op_table import OpFacts
@@ -55,6 +56,7 @@ class Exchanges:
         self.before: Listener | None = None  # who listened before
         recorder.rows.on_race = self._raced
         recorder.rows.on_unordered = recorder.journal.note_unordered
+        recorder.rows.on_partial = recorder.journal.note_partial
         self._hand = _InHand()
         self._issued: dict[int, tuple[Communication, int]] = {}  # by identity, until waited for: the op
         self._of_storage: dict[int, int] = {}  # storage -> the functional communication that fills it
@@ -101,6 +103,11 @@ class Exchanges:
         if world is not None and world.works.is_unwaited(flight.call):
             self._recorder.journal.note_race(flight, op)
         self._land(flight.call)
+
+    def take_partial(self, tensor: torch.Tensor, members: tuple[int, ...]) -> None:
+        """The script takes its part of a sum over these ranks out of a DTensor."""
+        group = self._recorder.journal.members_text(members)
+        self._recorder.rows.partial[self._recorder.ledger.number(tensor)] = f"{call_site(3)} {group}"
 
     def on_wait(self, call: Communication) -> None:
         """The script waited for one."""
@@ -172,9 +179,12 @@ class Exchanges:
         for call in calls:
             if call is not None:
                 recorder.buffers.saw_exchange(call, [*inputs, *filled])
+            if call is not None and call.kind == "all_reduce":
+                recorder.replicas.reduced(call, filled, recorder.journal.line)
         for tensor in filled:
             n = ledger.number(tensor)
             writer[n] = index
+            recorder.rows.partial.pop(n, None)
             ledger.categories.setdefault(n, "communication")
         if any(call is not None and call.kind in _MOVES for call in calls):
             recorder.reader.values.choices.moved(inputs, filled)

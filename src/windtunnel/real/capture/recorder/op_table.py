@@ -40,6 +40,14 @@ SHAPED_BY_DATA = frozenset(
 )
 """The shape of what they give depends on the values they take."""
 
+DRAWS = frozenset(
+    (
+        *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_", "geometric_"),
+        *("rand", "randn", "rand_like", "randn_like", "normal", "bernoulli"),
+    )
+)
+"""Take numbers from a generator, and give nothing else."""
+
 SPECIAL = frozenset(("is_pinned", "empty_strided", "lift_fresh"))
 """Answered, or looked at, under some conditions."""
 
@@ -69,6 +77,7 @@ class OpFacts:
     shaped_by_data: bool
     moves: bool  # may copy between host and device
     special: bool  # does not simply run: one of the above, or named below
+    draws: bool = False
 
 
 def facts_of(func: OpOverload) -> OpFacts:
@@ -113,6 +122,7 @@ def facts_of(func: OpOverload) -> OpFacts:
         shaped_by_data=shaped_by_data,
         moves=short in ("_to_copy", "copy_", "_foreach_copy_", "_copy_from"),
         special=wraps or fused_exchange or communication or reads or shaped_by_data or composite or short in SPECIAL,
+        draws=namespace == "aten" and short in DRAWS,
     )
 
 

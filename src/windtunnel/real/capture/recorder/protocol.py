@@ -10,6 +10,7 @@ from windtunnel.real.capture.recorder.call_journal import CallJournal
 from windtunnel.real.capture.recorder.flat_buffers import FlatBuffers
 from windtunnel.real.capture.recorder.modules import Whereabouts
 from windtunnel.real.capture.recorder.op_table import OpFacts
+from windtunnel.real.capture.recorder.replicas import Replicas
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -24,6 +25,7 @@ class Recording(Records, Protocol):
     journal: CallJournal
     where: Whereabouts
     buffers: FlatBuffers
+    replicas: Replicas
     world: Any
     cuda: PretendedCuda | None
 

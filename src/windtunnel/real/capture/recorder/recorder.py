@@ -39,6 +39,7 @@ from windtunnel.real.capture.recorder.exchanges import Exchanges
 from windtunnel.real.capture.recorder.flat_buffers import FlatBuffers
 from windtunnel.real.capture.recorder.modules import Whereabouts
 from windtunnel.real.capture.recorder.op_table import OpFacts, facts_of
+from windtunnel.real.capture.recorder.replicas import Replicas
 from windtunnel.real.capture.recorder.rows import PLACE, Rows, measured, ops_of
 from windtunnel.real.capture.recorder.storages import Ledger, categorised
 from windtunnel.real.capture.recorder.uneven_shards import tails_of
@@ -96,6 +97,7 @@ class Recorder:
         self._parameters: dict[int, int] = {}  # of all optimizers: elements that are here
         self.tails: dict[tuple[int, ...], set[int]] = {}  # of groups that share a parameter: where parts become shorter
         self.buffers = FlatBuffers(self.ledger)
+        self.replicas = Replicas(rank, world_size, self.rows)
         self._mode = Watch(self, self.exchanges)
         self._open = ExitStack()
 
@@ -107,6 +109,7 @@ class Recorder:
             self.where.stream = self.rows.streams.current_stream
             self.where.on_module = self.buffers.saw_module
             opening.callback(compat.watch_resize(self.ledger.resized))
+            opening.callback(compat.on_partial_taken(self.exchanges.take_partial))
             opening.callback(compat.around_sharding_propagation(_Depth(self._mode, "unseen")))
             if compat.fake_mode() is not None:
                 opening.callback(compat.around_reducer_integers(_Depth(self._mode, "real_integers")))
@@ -190,6 +193,7 @@ class Recorder:
         if self._bound is not None:
             self._finish(self._bound, report=True)
         elif not self._began:
+            self.replicas.begin(self.where.roots)
             self._start((self.rows.count(), len(self.ledger.events)))
 
     def _written_by_hand(self) -> tuple[int, int] | None:
@@ -286,6 +290,7 @@ class Recorder:
         self._has_optimizer = True
         if self.where.optimizers == 1:
             self.where.steps_in_backward = compat.in_backward()
+            self.replicas.step(optimizer, self.where.roots)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for members, places in tails_of(p for p in parameters if id(p) not in self._parameters).items():
                 self.tails.setdefault(members, set()).update(places)
@@ -308,6 +313,7 @@ class Recorder:
             self._start((0, 0))
         self._bound = (self.rows.count(), len(self.ledger.events))
         self.where.optimizer_stepped()
+        self.replicas.forget_reduced()
         if self._without_modules and not self._by_hand:
             self._finish(self._bound, report=True)
 

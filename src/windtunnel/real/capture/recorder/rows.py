@@ -41,6 +41,20 @@ _address = compat.storage_address
 _TOLD = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
+_LINEAR = frozenset(
+    (
+        *("add", "add_", "sub", "sub_", "neg", "mul", "mul_", "div", "div_", "clone", "_to_copy", "copy_", "cat"),
+        *("mm", "addmm", "bmm", "native_dropout", "constant_pad_nd"),
+    )
+)
+_NOT_LINEAR = frozenset(
+    (
+        *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "gelu", "relu", "silu", "sigmoid", "tanh"),
+        *("_softmax", "_log_softmax", "exp", "log", "pow", "sqrt", "rsqrt"),
+    )
+)
+
+
 def settings_number(args: Arguments, kwargs: Keywords) -> int:
     """A number for what an op is given besides tensors: factors, dimensions, dtypes."""
     return zlib.crc32(repr([*_plain(args), *_plain(sorted(kwargs.items()))]).encode())
@@ -92,6 +106,8 @@ class Rows:
         self.in_flight: dict[int, list[Flight]] = {}  # by storage: what is being exchanged, and nobody has waited for
         self.on_race: Callable[[Flight, int], None] = lambda flight, op: None
         self.on_unordered: Callable[[int, str], None] = lambda writer, group: None
+        self.partial: dict[int, str] = {}  # storage -> where it was taken: holds this rank's part of a sum
+        self.on_partial: Callable[[str, str], None] = lambda taken_at, name: None
         self._specs: dict[tuple[object, ...], tuple[TensorSpec, int]] = {}
 
     def count(self) -> int:
@@ -104,6 +120,7 @@ class Rows:
         self.streams.forget(self.base)
         self.base = base
         self.lines = {op: line for op, line in self.lines.items() if op >= base}
+        self.partial.clear()
 
     def spec(self, tensor: torch.Tensor) -> tuple[TensorSpec, int]:
         """The spec of a tensor, and its bytes."""
@@ -229,6 +246,8 @@ class Rows:
         place = self.where.place_of(inputs)
         if self.streams.made_by_script and place.phase != "backward":  # whose streams autograd orders
             self.look_for_unordered(inputs, numbers)
+        if self.partial and place.phase != "backward":
+            self._follow_partial(name.removeprefix("aten."), numbers, [numbers[i] for i in positions], new_storages)
         reads: tuple[tuple[int, int, int], ...] = ()
         writes: tuple[tuple[int, int], ...] = ()
         lies = 0
@@ -257,6 +276,14 @@ class Rows:
                 if extent is not None and flight.start < extent[1] and extent[0] < flight.end:
                     self.on_race(flight, self._count)
                     return
+
+    def _follow_partial(self, name: str, numbers: Sequence[int], written: list[int], made: list[int]) -> None:
+        """What is linear in parts of a sum gives parts of a sum; what is not gives nothing that could be added up."""
+        taken_at = next((self.partial[n] for n in numbers if n in self.partial), None)
+        if taken_at is not None and name in _LINEAR:
+            self.partial |= dict.fromkeys((*written, *made), taken_at)
+        elif taken_at is not None and name in _NOT_LINEAR:
+            self.on_partial(taken_at, name)
 
     def look_for_unordered(self, inputs: Sequence[torch.Tensor], numbers: Sequence[int], group: str = "") -> None:
         """An op takes a whole storage that another stream wrote, and nothing makes its own stream wait for that."""

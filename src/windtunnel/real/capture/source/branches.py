@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from windtunnel.real.capture.source.conditions import tree_of
@@ -58,6 +58,41 @@ def is_joined(paths: Sequence[str]) -> bool:
     trees = (tree_of(path) for path in paths)
     nodes = (node for tree in trees if tree is not None for node in ast.walk(tree) if isinstance(node, ast.withitem))
     return any("join" in ast.unparse(node.context_expr).lower() for node in nodes)
+
+
+def calls_beside_join(files: Mapping[str, str], loop: int, names: Sequence[str]) -> set[str]:
+    """Lines that exchange, `train.py:41`, of the loop at this line within `with Join([model]):`; none where the script
+    has Joinables of its own.
+    """
+    lines: set[str] = set()
+    for path, short in files.items():
+        nodes = list(ast.walk(tree)) if (tree := tree_of(path)) is not None else []
+        if any(
+            "Joinable" in ast.unparse(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases
+        ):
+            return set()
+        joins = [
+            node
+            for node in nodes
+            if isinstance(node, ast.With) and any(_is_join(item.context_expr) for item in node.items)
+        ]
+        loops = [
+            node
+            for join in joins
+            for node in ast.walk(join)
+            if isinstance(node, ast.For | ast.While) and node.lineno == loop
+        ]
+        lines |= {
+            f"{short}:{call.lineno}"
+            for node in loops
+            for call in ast.walk(node)
+            if isinstance(call, ast.Call) and _called(call) in names
+        }
+    return lines
+
+
+def _is_join(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _called(node) in ("Join", "join") and "path" not in ast.unparse(node.func)
 
 
 @dataclass(frozen=True)

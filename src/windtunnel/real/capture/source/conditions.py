@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_STEPS = 64  # that a capture goes on for by itself
 MOST_RANKS = 6  # that a source names and that are run for it
 MOST_UNNAMED, LEAST_UNNAMED = 2, 8  # of them where nothing says that they are ranks
-_PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.Load, ast.operator)
+_PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.IfExp, ast.Compare, ast.Load, ast.operator, ast.cmpop)
 _WRAPPED = ("enumerate", "tqdm", "iter", "reversed")  # what goes round as often as its first argument
 _DISTRIBUTED = ("dist", "torch.distributed", "distributed", "c10d")
 _GATES = ("print", "log", "info", "debug", "warning", "set_description", "format", "write", "append", "update")

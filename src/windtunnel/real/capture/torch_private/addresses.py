@@ -1,7 +1,8 @@
 """Addresses that programs look at, and that fake tensors have not. Private names of torch, tried on 2.13.
 
 - `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
-  parameters were used: it gets a real one, in which all are. With `static_graph=True` the first step copies that.
+  parameters were used: it gets a real one, and what it does with that is done. With `static_graph=True` the first
+  step copies it.
 - `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
   the address of the storage's description stands in for that of its data.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import outside_modes
@@ -18,6 +20,18 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from windtunnel.real.operator_call import Arguments, Keywords
+
+
+_used_maps: WeakSet[object] = WeakSet()  # storages in which DDP counts the parameters that were used
+
+
+def is_used_map(tensor: object) -> bool:
+    """Whether DDP counts in it which parameters were used."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not torch.int32:
+        return False
+    return tensor.untyped_storage() in _used_maps
 
 
 def addresses_looked_at() -> Replacements:
@@ -35,7 +49,9 @@ def addresses_looked_at() -> Replacements:
             kwargs = kwargs or {}
             if func is torch.ops.aten.zeros.default and kwargs.get("dtype") == torch.int32:
                 with outside_modes():
-                    return torch.ones(*args, **{**kwargs, "pin_memory": False})
+                    used = func(*args, **{**kwargs, "pin_memory": False})
+                _used_maps.add(used.untyped_storage())
+                return used
             if func is torch.ops.aten.empty_strided.default and kwargs.get("pin_memory"):  # its copy, for the GPU
                 with outside_modes():
                     return func(*args, **{**kwargs, "pin_memory": False})

@@ -131,6 +131,26 @@ def around_sharding_propagation(context: object) -> Callable[[], None]:
     return Replacements((ShardingPropagator, "_fake_mode_lock", context)).undo
 
 
+def on_partial_taken(seen: Callable[[torch.Tensor, tuple[int, ...]], None]) -> Callable[[], None]:
+    """Call `seen(tensor, ranks)` where a script takes, out of a DTensor, its part of a sum over several ranks."""
+    if not torch.distributed.is_available():
+        return lambda: None
+    from torch.distributed.tensor import DTensor, Partial
+
+    old: Callable[..., torch.Tensor] = DTensor.to_local
+
+    def to_local(self: DTensor, **kwargs: object) -> torch.Tensor:
+        local = old(self, **kwargs)
+        for dimension, placement in enumerate(self.placements):
+            if type(placement) is Partial and placement.reduce_op in ("sum", "avg"):
+                ranks = torch.distributed.get_process_group_ranks(self.device_mesh.get_group(dimension))
+                if len(ranks) > 1:
+                    seen(local, tuple(ranks))
+        return local
+
+    return Replacements((DTensor, "to_local", to_local)).undo
+
+
 def no_dispatch_rules() -> Callable[[], None]:
     """Every dispatch to a mode or subclass asks Python for a rule registered for that op and class: there is none.
 

@@ -23,6 +23,7 @@ from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.real.capture.virtual_world.initialisation import replace_public
 from windtunnel.real.capture.virtual_world.messages import Messages
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
+from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.rank_classes.proxies import proxies_among
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ class ObjectCalls:
         if root == ours.position:
             if inputs is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
+            if len(inputs) != ours.size:
+                raise WorldError(f"scatter_object_list: {len(inputs)} objects for a group of {ours.size} ranks")
             parts = [dumps(part) for part in inputs]
             self._call(ours, "scatter", sum(map(len, parts)), root)
             if ours.size > 1:  # one message, as nobody knows yet who will ask for it

@@ -17,6 +17,7 @@ from windtunnel.studies.programs.program_file import numbers_of, runs_of
 
 HANG, CRASH, CORRUPT = "hang", "crash", "silent corruption"
 MOST_FINDINGS = 20
+MOST_AHEAD = 64  # calls that a member may leave out at once, to be told so
 SET_UP = ("new_group", "init_process_group")  # calls that every rank of the world makes
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ANY_SIZE = ("gather", "scatter", "all_to_all", "barrier")  # a rank sees its own part only
@@ -211,10 +212,11 @@ def _collectives(
             f" {_ranks_call(usual)} it in group {where}: members must call in the same group"
         )
         return [(elsewhere.step, Finding("group", odd, at.text(world), elsewhere.line, text))]
-    usual_next, odd_next = _entry(calls, usual, number + 1), _entry(calls, odd, number + 1)
-    if its is None or (usual_next is not None and _is_same(usual_next, its)):
+    missing = _calls_before(calls[usual[0]][number:], its)
+    added = _calls_before(calls[odd[0]][number:], mine)
+    if missing <= min(added, MOST_AHEAD):
         kind, cause = "skipped", _SKIPS
-    elif mine is None or (odd_next is not None and _is_same(odd_next, mine)):
+    elif added <= MOST_AHEAD:
         kind, cause = "extra", _SKIPS
     first, second = (
         f"{_ranks_call(who)} {call_entry.words()}{call_entry.at()}"
@@ -231,6 +233,17 @@ def _collectives(
         place, theirs, ours = apart
         text += f"; collective {place + 1} they call alike, {_subject(odd)} at {theirs} and {_subject(usual)} at {ours}"
     return [(step, Finding(kind, odd, where, line, text))]
+
+
+def _calls_before(calls: Sequence[CallEntry], wanted: CallEntry | None) -> int:
+    """How many of these calls come before the wanted one; of more than one, at another line and in the same step."""
+    if wanted is None:
+        return 0
+    for number, call in enumerate(calls[: MOST_AHEAD + 1]):
+        near = number == 1 or (number > 1 and calls[0].line != wanted.line and call.step == calls[0].step)
+        if near and _is_same(call, wanted):
+            return number
+    return MOST_AHEAD + 1
 
 
 def _lines_apart(own: Sequence[CallEntry], other: Sequence[CallEntry], step: int) -> tuple[int, str, str] | None:
