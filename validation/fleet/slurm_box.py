@@ -15,6 +15,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -66,7 +67,7 @@ def configuration(workload: Workload, folder: Path) -> str:
         "AccountingStorageHost=127.0.0.1",
         "AccountingStoragePort=21990",
         f"AccountingStoragePass={ROOT}/munge.sock",
-        "AccountingStorageTRES=gres/gpu",
+        *([] if workload.kind == "unlike" else ["AccountingStorageTRES=gres/gpu"]),
         "MpiDefault=none",
         "ReturnToService=2",
         "SlurmdParameters=config_overrides",
@@ -74,11 +75,25 @@ def configuration(workload: Workload, folder: Path) -> str:
         "SlurmdTimeout=1200",
         "KillWait=1",
         "GresTypes=gpu",
-        f"NodeName=n[1-8] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{port + 1}-{port + 8}] CPUs=64 "
-        "RealMemory=100000 Gres=gpu:8 State=UNKNOWN",
+        *(_node(words, host, port) for words in workload.nodes),
         *workload.configuration,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _node(words: str, host: str, port: int) -> str:
+    """A line of nodes n[A-B], each of which has a port of its own."""
+    name, _, has = words.partition(" ")
+    first, last = (port + int(number) for number in re.findall(r"\d+", name))
+    where = f"NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}]"
+    return f"NodeName={name} {where} RealMemory=100000 State=UNKNOWN {has}"
+
+
+def _devices(words: str) -> str:
+    """What gres.conf says of a line of nodes."""
+    name, gres = words.partition(" ")[0], words.rpartition("Gres=")[2].split(":")
+    of = f" Type={gres[1]}" if len(gres) > 2 else ""
+    return f"NodeName={name} Name=gpu{of} File=/dev/tty[0-{int(gres[-1]) - 1}]\n"
 
 
 def run(seed: int, out: Path, jobs: int) -> str:
@@ -92,7 +107,7 @@ def run(seed: int, out: Path, jobs: int) -> str:
     target.mkdir(parents=True, exist_ok=True)
     conf = folder / "slurm.conf"
     conf.write_text(configuration(workload, folder))
-    (folder / "gres.conf").write_text("Name=gpu File=/dev/tty[0-7]\n")
+    (folder / "gres.conf").write_text("".join(map(_devices, workload.nodes)))
     environment = {**os.environ, "SLURM_CONF": str(conf), "SLURM_TIME_FORMAT": "%s"}
 
     def slurm(*words: str) -> str:

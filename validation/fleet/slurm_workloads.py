@@ -1,6 +1,7 @@
 """Workloads for a Slurm of eight nodes of eight GPUs: six kinds of site, jobs of 2 to 45 s with limits of minutes.
 
 Seeds from 200 on are of the sixth, `layers`: limits of a partition's QOS, of a job's, of accounts and users at once.
+Those from 300 on are of another machine, `unlike`: four nodes of 8 H100 and four of 4 A100, of other CPUs and weights.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-LAYERS = 200
+LAYERS, UNLIKE = 200, 300
 KINDS = ("limits", "partitions", "qos", "preempt", "fair")
 USERS = ("games", "news", "uucp", "backup", "list", "irc")  # who are there on every Debian
 FAST = "bf_interval=1,bf_resolution=1,sched_min_interval=0,batch_sched_delay=0"
+ALIKE = ("n[1-8] CPUs=64 Gres=gpu:8",)
 ALL = "PartitionName=p Nodes=n[1-8] Default=YES MaxTime=INFINITE State=UP"
 
 
@@ -26,19 +28,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Workload:
-    """A kind of site, its lines of slurm.conf, its words of sacctmgr, and its jobs."""
+    """A kind of site, its lines of slurm.conf, its words of sacctmgr, its jobs, and its nodes."""
 
     seed: int
     kind: str
     configuration: tuple[str, ...]
     accounting: tuple[tuple[str, ...], ...]
     jobs: tuple[Job, ...]
+    nodes: tuple[str, ...] = ALIKE
 
 
 def draw(seed: int, jobs: int) -> Workload:
     """The workload of a seed; its kind follows from the seed."""
     chance = random.Random(1000 + seed)
-    kind = KINDS[seed % len(KINDS)] if seed < LAYERS else "layers"
+    kind = KINDS[seed % len(KINDS)] if seed < LAYERS else "layers" if seed < UNLIKE else "unlike"
     lines = [f"SchedulerParameters={FAST}", "PriorityType=priority/multifactor"]
     accounts = ("vision", "nlp", "robots")
     shares = [chance.choice((1, 2, 4)) for _ in accounts] if kind == "fair" else [1] * 3
@@ -100,6 +103,10 @@ def draw(seed: int, jobs: int) -> Workload:
         words.append(("modify", "account", accounts[0], *of, f"GrpTRES=gres/gpu={chance.choice((16, 24))}"))
         words.append(("modify", "account", accounts[1], *of, f"GrpJobs={chance.choice((2, 4))}"))
         words.append(("modify", "user", USERS[4], *of, f"MaxJobs={chance.choice((1, 2))}"))
+    elif kind == "unlike":
+        partitions = ("p", "small")
+        lines += [ALL, "PartitionName=small Nodes=n[5-8] MaxTime=INFINITE State=UP"]
+        lines += ["AccountingStorageTRES=gres/gpu,gres/gpu:h100,gres/gpu:a100", "PriorityWeightAge=300"]
     else:
         lines += [ALL, "PriorityWeightFairshare=10000", "PriorityWeightAge=500", "PriorityMaxAge=00:10:00"]
         lines += ["PriorityDecayHalfLife=00:05:00", "PriorityCalcPeriod=00:01:00"]
@@ -108,7 +115,32 @@ def draw(seed: int, jobs: int) -> Workload:
     if qos_names:
         names = ",".join(f"{name}{seed}" for name in qos_names)
         words += [("modify", "user", user, "where", "cluster=CLUSTER", "set", f"qos+={names}") for user in USERS]
+    if kind == "unlike":
+        weights = chance.choice(((1, 1), (20, 10), (10, 20)))
+        large = f"n[1-4] CPUs=64 Weight={weights[0]} Gres=gpu:h100:8"
+        nodes = large, f"n[5-8] CPUs=32 Weight={weights[1]} Gres=gpu:a100:4"
+        return Workload(seed, kind, tuple(lines), tuple(words), tuple(_on_unlike(chance, jobs)), nodes)
     return Workload(seed, kind, tuple(lines), tuple(words), tuple(_jobs(chance, seed, jobs, partitions, qos_names)))
+
+
+def _on_unlike(chance: random.Random, jobs: int) -> list[Job]:
+    """Jobs of less than a node, of whole nodes of a type, and of 4 GPUs on each of several nodes of any."""
+    now_s, made = 0.0, []
+    for _ in range(jobs):
+        now_s += chance.expovariate(1 / 1.7)
+        lasts_s = round(min(45.0, max(2.0, chance.lognormvariate(2.1, 0.7))), 1)
+        kind = chance.choice(("part", "part", "h100", "a100", "any"))
+        partition = chance.choice(("p", "small")) if kind in ("part", "a100") else "p"
+        words = ["-p", partition, "-t", str(chance.choice((1, 1, 2, 3))), f"--uid={chance.choice(USERS)}"]
+        if kind == "part":
+            of = chance.choice(("gpu", "gpu", "gpu:a100", "gpu:h100" if partition == "p" else "gpu"))
+            words += ["-N", "1", f"--gres={of}:{chance.choice((1, 2, 4))}"]
+        else:
+            size = chance.choice((1, 1, 2, 2, 3, 4, 6) if kind == "any" else (1, 1, 2, 3, 4))
+            each = {"h100": "gpu:h100:8", "a100": "gpu:a100:4", "any": "gpu:4"}[kind]
+            words += ["-N", str(size), f"--gres={each}"]
+        made.append(Job(round(now_s, 2), lasts_s, tuple(words)))
+    return made
 
 
 def _jobs(chance: random.Random, seed: int, jobs: int, partitions: tuple[str, ...], qos: tuple[str, ...]) -> list[Job]:
