@@ -109,8 +109,11 @@ def real(folder: Path, ranks: int, step: int, target: list[str]) -> None:
         while len(list(folder.glob("program_*.jsonl.gz"))) < ranks:
             ended = [rank for rank, one in enumerate(running) if one.poll() is not None]
             lost = [rank for rank in ended if not (folder / f"program_{rank}.jsonl.gz").exists()]
-            if lost or time.monotonic() > until:
-                raise RuntimeError(f"a real rank ended before step {step} did, or takes more than {PATIENCE_S:.0f} s")
+            if lost:
+                status = running[lost[0]].returncode
+                raise RuntimeError(f"real rank {lost[0]} ended (exit status {status}) before step {step} did")
+            if time.monotonic() > until:
+                raise RuntimeError(f"real ranks take more than {PATIENCE_S:.0f} s")
             time.sleep(0.1)
     finally:
         for one in running:

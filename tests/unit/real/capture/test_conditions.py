@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import weakref
 from pathlib import Path
@@ -15,6 +16,7 @@ from windtunnel.real.capture.source.conditions import (
     calls_not_reached,
     ranks_named,
 )
+from windtunnel.real.capture.source.trees import parts_of, tree_of
 
 # What a step does, the steps that run, and after how many it repeats.
 PERIODS = {
@@ -240,3 +242,9 @@ def test_looking_keeps_nothing_of_the_script_alive(tmp_path: Path) -> None:
     exec(compile(path.read_text(), str(path), "exec"), names)
     assert gone == [True] * 4
     assert loop.period() == 2
+
+
+def test_all_that_is_below_a_node_is_found_without_a_walk() -> None:
+    for node in ast.walk(tree_of(__file__)):
+        if not isinstance(node, ast.expr_context | ast.operator | ast.unaryop | ast.cmpop | ast.boolop):  # are shared
+            assert sorted(map(id, parts_of(node))) == sorted(map(id, ast.walk(node)))

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from windtunnel.real.capture.source.conditions import tree_of
+from windtunnel.real.capture.source.trees import nodes_of, parts_of, tree_of
 
 _EXCHANGES = ("reduce", "gather", "broadcast", "scatter")  # in names of what exchanges, whoever wraps it
 _AGREEMENTS = ("broadcast", "object")  # in names of those by which ranks come to hold the same
@@ -38,7 +38,7 @@ def deciding_clocks(paths: Sequence[str]) -> list[tuple[str, int]]:
     places = [
         (path, node.lineno)
         for path in paths
-        for node in ast.walk(tree_of(path) or ast.Module([], []))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call)
         and _called(node) in ends  # first: to write an expression out takes longer
         and ((not node.args and ast.unparse(node.func) in names) or ast.unparse(node.func).endswith(_DATES))
@@ -56,7 +56,7 @@ def places_never_exchanged(paths: Sequence[str], places: Sequence[tuple[str, int
 def is_joined(paths: Sequence[str]) -> bool:
     """Whether a source allows for ranks with fewer rounds: `with Join([model]):`."""
     trees = (tree_of(path) for path in paths)
-    nodes = (node for tree in trees if tree is not None for node in ast.walk(tree) if isinstance(node, ast.withitem))
+    nodes = (node for tree in trees if tree is not None for node in parts_of(tree) if isinstance(node, ast.withitem))
     return any("join" in ast.unparse(node.context_expr).lower() for node in nodes)
 
 
@@ -111,9 +111,9 @@ class _Exchanges:
         calls = [
             (function.name, _called(call))
             for tree in trees
-            for function in ast.walk(tree)
+            for function in parts_of(tree)
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-            for call in ast.walk(function)
+            for call in parts_of(function)
             if isinstance(call, ast.Call)
         ]
         wrappers = {function for function, called in calls if any(word in called for word in words)}
@@ -124,7 +124,7 @@ class _Exchanges:
         names = {
             name
             for tree in trees
-            for node in ast.walk(tree)
+            for node in parts_of(tree)
             for part in exchanges.arguments(node)
             for name in _names_in(part)
         }
@@ -161,7 +161,7 @@ class _Value:
 
     def is_given_at(self, line: int) -> bool:
         """Whether what is read at a line goes into an exchange here; to read is to call."""
-        return any(_is_at(part, line) and any(isinstance(of, ast.Call) for of in ast.walk(part)) for part in self.parts)
+        return any(_is_at(part, line) and any(isinstance(of, ast.Call) for of in parts_of(part)) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -204,13 +204,13 @@ class _Source:
     def __init__(self, path: str, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
         tree = tree_of(path)
-        self._nodes = list(ast.walk(tree)) if tree is not None else []
+        self._nodes = nodes_of(path)
         self._scopes = _Scopes(tree or ast.Module([], []))
         functions = [node for node in self._nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         self._returned = [
             (function.name, self._value(node.value), self._scopes.place(node))
             for function in functions
-            for node in ast.walk(function)
+            for node in parts_of(function)
             if isinstance(node, ast.Return) and node.value is not None
         ]
         parameters = {
@@ -238,10 +238,10 @@ class _Source:
         for node in self._nodes:
             if not isinstance(node, ast.If):
                 continue
-            if any(exchanges.is_meeting(part) for of in (*node.body, *node.orelse) for part in ast.walk(of)):
+            if any(exchanges.is_meeting(part) for of in (*node.body, *node.orelse) for part in parts_of(of)):
                 continue
             value, source = self._value(node.test), self._scopes.place(node)
-            set_here = [(part, name) for of in node.body for part in ast.walk(of) for name in _set_by(part)]
+            set_here = [(part, name) for of in node.body for part in parts_of(of) for name in _set_by(part)]
             self._settings[id(node)] = {name for _, name in set_here}
             self._steps += [_Step(name, value, source, self._scopes.place(part)) for part, name in set_here]
         self._flows = [(step.name, step.value) for step in self._steps]
@@ -273,8 +273,8 @@ class _Source:
         )
 
     def _value(self, node: ast.expr) -> _Value:
-        parts = tuple(part for call in ast.walk(node) for part in self._exchanges.arguments(call))
-        hidden = {id(of) for part in parts for of in ast.walk(part)}
+        parts = tuple(part for call in parts_of(node) for part in self._exchanges.arguments(call))
+        hidden = {id(of) for part in parts for of in parts_of(part)}
         exchanged = frozenset(name for part in parts for name in _names_in(part))
         return _Value(node, frozenset(_names_in(node, hidden)), parts, exchanged)
 
@@ -295,11 +295,11 @@ class _Scopes:
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 inside = id(child)
                 self._around[inside] = function
-                parts = list(ast.walk(child))
+                parts = parts_of(child)
                 shared = {name for of in parts if isinstance(of, ast.Global | ast.Nonlocal) for name in of.names}
                 stored = {of.id for of in parts if isinstance(of, ast.Name) and isinstance(of.ctx, ast.Store)}
                 self._bound[inside] = (
-                    {of.arg for of in ast.walk(child.args) if isinstance(of, ast.arg)} | stored
+                    {of.arg for of in parts_of(child.args) if isinstance(of, ast.arg)} | stored
                 ) - shared
             self._walk(child, inside)
 
@@ -364,7 +364,7 @@ def _closure(flows: Sequence[tuple[str, _Value]], names: set[str]) -> set[str]:
 
 
 def _leaves(node: ast.AST) -> bool:
-    return any(isinstance(part, _LEAVES) for part in ast.walk(node))
+    return any(isinstance(part, _LEAVES) for part in parts_of(node))
 
 
 def _called(node: ast.Call) -> str:
@@ -378,7 +378,7 @@ def _is_at(node: ast.expr, line: int) -> bool:
 def _names_in(node: ast.AST, hidden: set[int] | frozenset[int] = frozenset()) -> set[str]:
     """Variables `x`, attributes `.x` of whatever object, and what is called, in an expression."""
     names: set[str] = set()
-    for part in ast.walk(node):
+    for part in parts_of(node):
         if id(part) not in hidden:
             if isinstance(part, ast.Name):
                 names.add(part.id)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from inspect import CO_OPTIMIZED
 from math import gcd, lcm
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.source.counters import is_counted
+from windtunnel.real.capture.source.trees import tree_of
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -42,15 +42,6 @@ class Condition:
     left: CodeType = field(compare=False, repr=False)  # compiled expressions
     right: CodeType = field(compare=False, repr=False)
     is_modulus: bool = True
-
-
-@cache
-def tree_of(path: str) -> ast.Module | None:
-    """A file of Python, parsed; None where it is none."""
-    try:
-        return ast.parse(Path(path).read_text(encoding="utf-8", errors="replace"))
-    except (OSError, SyntaxError, ValueError):
-        return None
 
 
 @cache

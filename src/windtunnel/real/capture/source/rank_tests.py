@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.real.capture.source.conditions import tree_of
+from windtunnel.real.capture.source.trees import tree_of
 
 MOST_TESTS = 24  # of a source
 MOST_ITEMS = 24  # of what a comprehension runs over

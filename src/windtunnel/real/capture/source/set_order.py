@@ -12,7 +12,7 @@ import ast
 from collections.abc import Mapping
 
 from windtunnel.real.capture.source.branches import branches_on, places_never_exchanged
-from windtunnel.real.capture.source.conditions import tree_of
+from windtunnel.real.capture.source.trees import nodes_of, parts_of, tree_of
 
 _GENERATORS = ("np.random.", "numpy.random.")
 _SEEDED = ("seed", "default_rng", "RandomState")  # what numpy is given a seed by
@@ -42,7 +42,7 @@ def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
 
 def numbers_drawn(paths: Mapping[str, str]) -> list[tuple[str, int]]:
     """Lines that draw from a generator to which nobody in these files gives a seed, and that decide a branch."""
-    nodes = [(path, node) for path in paths for node in ast.walk(tree_of(path) or ast.Module([], []))]
+    nodes = [(path, node) for path in paths for node in nodes_of(path)]
     calls = [(path, node, ast.unparse(node.func)) for path, node in nodes if isinstance(node, ast.Call)]
     own = {node.name for _, node in nodes if isinstance(node, ast.FunctionDef)}
     imported = {
@@ -72,7 +72,7 @@ def _lines_of(path: str) -> list[int]:
     tree = tree_of(path)
     if tree is None:
         return []
-    nodes = list(ast.walk(tree))
+    nodes = parts_of(tree)
     harmless: set[int] = set()  # calls and comprehensions whose own order nobody sees
     for node in nodes:
         if isinstance(node, ast.Call) and _called(node) in _UNORDERED:
