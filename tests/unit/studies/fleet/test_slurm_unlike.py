@@ -41,7 +41,7 @@ def test_nodes_are_read_each_as_it_is(tmp_path: Path) -> None:
     cluster = site.slurm_cluster
     assert cluster.types == ("h100", "h100", "a100", "a100", "a100", "a100")
     assert cluster.node_cpus == (128, 128, 64, 64, 64, 64)
-    assert cluster.by_weight == (0b111100, 0b111111)
+    assert cluster.by_weight == (0b111100, 0b000011)
     assert cluster.of_type("a100") == 0b111100
 
 
@@ -120,3 +120,30 @@ def test_cpus_that_a_node_has_not_are_in_use() -> None:
     assert free.busy == [32, 112]
     assert free.choose(Gang(1, 8), 0b01) == ((0, 1),)
     assert free.choose(Gang(1, 8), 0b11) == ((1, 1),)
+
+
+def test_nodes_are_taken_as_a_running_slurm_took_them() -> None:
+    """Workload 302 of `slurm_2026_12_01`: 4 GPUs on each of six nodes, n5 to n8 being the lightest."""
+    free = Free([8] * 4 + [4] * 4, 8, [64] * 4 + [32] * 4, [8] * 4 + [4] * 4, (0b11110000, 0b00001111))
+    chosen = free.choose(Gang(24, 4), 0b11111111)
+    assert chosen is not None
+    assert [node + 1 for node, _ in chosen] == [5, 6, 7, 8, 1, 2]
+
+
+def test_of_runs_that_are_enough_that_with_the_fewest_idle_cpus_is_taken() -> None:
+    """Two runs of two nodes for 4 GPUs on each: the first has more CPUs idle; of less than enough the widest."""
+    free = Free([8, 8, 0, 8, 8], 8, [64] * 5)
+    free.load(((3, 1), (4, 1)), 40)
+    chosen = free.choose(Gang(8, 4), 0b11111)
+    assert chosen is not None
+    assert [node for node, _ in chosen] == [3, 4]
+    wide = free.choose(Gang(12, 4), 0b11111)
+    assert wide is not None
+    assert [node for node, _ in wide] == [0, 1, 3]
+
+
+def test_a_job_that_waits_in_the_main_loop_keeps_the_nodes_of_its_partition(tmp_path: Path) -> None:
+    """Workload 300, job 14: `h` stops partition `all`, whose light nodes are not left to a job of `small`."""
+    rows = "hold,0,16,50,60,all,h100,\nkeep,0,12,50,60,small,,3\nh,1,8,5,120,all,h100,\na,2,16,5,60,all,a100,4\n"
+    outcome = run(tmp_path, rows + "late,3,1,5,180,small,,\n")
+    assert outcome.start_s.tolist()[4] == 55

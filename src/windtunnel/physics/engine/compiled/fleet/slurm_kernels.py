@@ -20,7 +20,7 @@ numba compiles these many times faster than tuples of arrays. Each function's `.
     times   i64[steps]              when steps of reserved nodes begin
     steps   i64[steps, words]       nodes that no reservation holds
     held    i64[]                   nodes of jobs from `FIRST` on; the last of a job holds the rest
-    spans   i64[3, nodes]           scratch: first and last of neighbours, nodes taken
+    spans   i64[4, nodes]           scratch: first and last of neighbours, nodes taken, idle CPUs of neighbours
 """
 
 from __future__ import annotations

@@ -92,23 +92,35 @@ def _runs(mask: Array, spans: Array) -> int:
 
 
 @njit(cache=True)
-def _wholes(mask: Array, count: int, spans: Array) -> None:
-    """So many nodes: the tightest run of neighbours that is enough, else the longest, and so on."""
-    many, got = _runs(mask, spans), 0
-    while got < count:
-        left, best, size = count - got, -1, 0
+def _tightest(busy: Array, cpus: int, mask: Array, count: int, got: int, spans: Array) -> None:
+    """So many nodes from the place `got` on: of the tightest run that is enough, else of the widest, and so on."""
+    many = _runs(mask, spans)
+    for at in range(many):
+        idle = 0
+        for node in range(spans[0, at], spans[1, at] + 1):
+            idle += cpus - busy[node]
+        spans[3, at] = idle
+    end = got + count
+    while got < end:
+        left, best, is_enough = end - got, -1, False
         for at in range(many):
             length = spans[1, at] - spans[0, at] + 1
-            if length >= left and (best < 0 or length < size):
-                best, size = at, length
-        if best < 0:
-            for at in range(many):
-                length = spans[1, at] - spans[0, at] + 1
-                if length > size:
-                    best, size = at, length
-        begin = spans[0, best]
+            if length == 0:
+                continue
+            enough, idle = length >= left, spans[3, at]
+            if (
+                best < 0
+                or (enough and (not is_enough or idle < spans[3, best]))
+                or (not enough and not is_enough and idle > spans[3, best])
+            ):
+                best, is_enough = at, enough
+        begin, last = spans[0, best], spans[1, best]
         spans[1, best] = begin - 1
-        for node in range(begin, begin + min(size, left)):
+        if left == 1:
+            for node in range(begin, last + 1):
+                if busy[node] > busy[begin]:
+                    begin = node
+        for node in range(begin, min(begin + left, last + 1)):
             spans[2, got] = node
             got += 1
 
@@ -141,22 +153,13 @@ def choose(busy: Array, cpus: int, least: Array, gpus: int, each: int, among: Ar
     whole, rest = gpus // each, gpus % each
     if whole:
         mask[:] = least[each] & among
-        _wholes(mask, whole, spans)
+        _tightest(busy, cpus, mask, whole, 0, spans)
     if rest == 0:
         return whole
     mask[:] = least[rest] & among
     for at in range(whole):
         mask[spans[2, at] // BITS] &= ~(1 << (spans[2, at] % BITS))
-    chosen, least_total = -1, 0
-    for at in range(_runs(mask, spans)):
-        total, node = 0, spans[0, at]
-        for number in range(spans[0, at], spans[1, at] + 1):
-            total += cpus - busy[number]
-            if busy[number] > busy[node]:
-                node = number
-        if chosen < 0 or total < least_total:
-            chosen, least_total = node, total
-    spans[2, whole] = chosen
+    _tightest(busy, cpus, mask, 1, whole, spans)
     return whole + 1
 
 

@@ -129,10 +129,10 @@ class Cluster:
 
     @property
     def by_weight(self) -> tuple[int, ...]:
-        """Nodes as bits: the lightest, then these and the next, to all."""
+        """Nodes as bits: the lightest, then the next."""
         return tuple(
-            sum(1 << node for node, weight in enumerate(self.heavy) if weight <= most)
-            for most in sorted(set(self.heavy))
+            sum(1 << node for node, weight in enumerate(self.heavy) if weight == each)
+            for each in sorted(set(self.heavy))
         )
 
     @property

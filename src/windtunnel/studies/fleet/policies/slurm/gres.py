@@ -19,7 +19,7 @@ from windtunnel.studies.fleet.parts.devices import BoardOfParts
 from windtunnel.studies.fleet.parts.part import parts_of
 from windtunnel.studies.fleet.parts.profile import UNITS, Part, cuts_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
-from windtunnel.studies.fleet.policies.slurm.nodes import Free, Gang, Need, Units, bits, mask_of, neighbours
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Gang, Need, Units, bits, mask_of
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.site import Site
 
@@ -82,8 +82,7 @@ class Gres(Free):
             chosen = self.slices[part].choose(self._slices(part, count), among) or ()
             return tuple((node, (part, held)) for node, held in chosen if isinstance(held, int))
         room = self._with_room(part, among)
-        nodes = neighbours(room, count) if count > 1 else [self.fullest(0, room)]
-        return tuple((node, (part, self._gpu(part, node))) for node in nodes)
+        return tuple((node, (part, self._gpu(part, node))) for node in self.tightest(room, count))
 
     def _slices(self, part: Part, count: int) -> Gang:
         return Gang(count, self.slices[part].per_node)

@@ -1,10 +1,10 @@
 """Nodes as bits: which have how many GPUs free now and later, and which of them Slurm takes.
 
 A job of more GPUs than it takes of a node has so many on each, and one node more for the rest. Slurm
-(select/cons_tres, without topology) takes the tightest run of neighbouring nodes that is enough, else the longest run
-and so on; on one node the fullest of such a run. Tight and full are by CPUs, as the log says of each job; where it does
-not, by GPUs. Of nodes with unlike `Weight` the lightest that are enough. Source: _eval_nodes of its job_test.c and
-_pick_best_nodes of its node_scheduler.c, 22.05.
+(select/cons_tres, without topology) takes the tightest run of neighbouring nodes that is enough, else the widest run
+and so on; for the last node the fullest of such a run. Tight and full are by CPUs, as the log says of each job; where
+it does not, by GPUs. Nodes of less `Weight` come first, and a run is of one weight. Source: _eval_nodes of its
+job_test.c, 22.05.
 """
 
 from __future__ import annotations
@@ -124,24 +124,31 @@ class Free:
         if not self.fits(need, among):
             return None
         assert isinstance(need, Gang), "parts are of `Gres`"
-        among &= next((nodes for nodes in self.by_weight if self.fits(need, among & nodes)), among)
         whole, rest = divmod(need.gpus, need.each)
-        nodes = neighbours(self.at_least[need.each] & among, whole) if whole else []
+        nodes = self.tightest(self.at_least[need.each] & among, whole)
         placement = tuple((node, need.each) for node in nodes)
         if not rest:
             return placement
-        return (*placement, (self.fullest(rest, among & ~mask_of(nodes)), rest))
+        return (*placement, (*self.tightest(self.at_least[rest] & among & ~mask_of(nodes), 1), rest))
 
-    def fullest(self, rest: int, among: int) -> int:
-        """The node for less than a node."""
-        best: int | None = None
-        chosen = -1
-        for first, last in _runs(self.at_least[rest] & among):
-            busy = self.busy[first : last + 1]
-            idle = self.cpus * len(busy) - sum(busy)
-            if best is None or idle < best:
-                best, chosen = idle, first + busy.index(max(busy))
-        return chosen
+    def tightest(self, mask: int, count: int) -> list[int]:
+        """So many nodes of a mask."""
+        nodes: list[int] = []
+        for group in self.by_weight or (-1,):
+            runs = list(_runs(mask & group)) if len(nodes) < count else []
+            while runs and len(nodes) < count:
+                left = count - len(nodes)
+                enough = [run for run in runs if run[1] - run[0] + 1 >= left]
+                first, last = min(enough, key=self._idle) if enough else max(runs, key=self._idle)
+                runs.remove((first, last))
+                busy = self.busy[first : last + 1]
+                nodes += range(first, first + min(left, len(busy))) if left > 1 else [first + busy.index(max(busy))]
+        return nodes
+
+    def _idle(self, run: tuple[int, int]) -> int:
+        """CPUs of a run that are not in use."""
+        busy = self.busy[run[0] : run[1] + 1]
+        return self.cpus * len(busy) - sum(busy)
 
 
 def _runs(mask: int) -> Iterator[tuple[int, int]]:
@@ -152,20 +159,6 @@ def _runs(mask: int) -> Iterator[tuple[int, int]]:
         length = (~above & (above + 1)).bit_length() - 1
         yield first, first + length - 1
         mask &= ~(((1 << length) - 1) << first)
-
-
-def neighbours(mask: int, count: int) -> list[int]:
-    """So many nodes of a mask."""
-    runs = list(_runs(mask))
-    nodes: list[int] = []
-    while len(nodes) < count:
-        missing = count - len(nodes)
-        enough = [run for run in runs if run[1] - run[0] + 1 >= missing]
-        size = min if enough else max
-        run = size(enough or runs, key=lambda each: each[1] - each[0])
-        runs.remove(run)
-        nodes += range(run[0], min(run[1], run[0] + missing - 1) + 1)
-    return nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         "job_nodes": np.zeros(int(table[places.FIRST, -1]), np.int64),
         "free": np.array([sizes, sizes, busy, busy], np.int64),
         "least": np.array([[_words(mask, nodes) for mask in at_least]] * 2, np.int64),
-        "spans": np.zeros((3, nodes), np.int64),
+        "spans": np.zeros((4, nodes), np.int64),
         "first": np.cumsum([0, *map(len, of_group)]).astype(np.int64),
         "caps": np.array(caps or np.empty((0, 3)), np.int64),
         "used": np.zeros((len(counters), 2), np.int64),
