@@ -136,6 +136,8 @@ def _spelled_out(part: type, data: object, path: str) -> dict[str, object]:
                 member = pick(field.members, value, prefix + field.path)
                 value = {inner: entry for inner, entry in value.items() if inner != "kind"}
             value = _spelled_out(member, value, prefix + field.path)
+            if field.optional and not field.members and all(entry is None for entry in value.values()):
+                value = None  # nor here, at any depth
             value = {kind_of(member): value} if field.members else value
         plain_data[field.path] = value
     return plain_data

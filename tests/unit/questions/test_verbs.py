@@ -82,6 +82,13 @@ def test_an_empty_text_is_no_answer_to_a_field(data: dict[str, object], remedy: 
         read(data)
 
 
+def test_a_part_of_which_nothing_is_said_at_any_depth_is_none() -> None:
+    """Its form could not tell it from one that is not there (found by the fuzz)."""
+    question = read({"question": "survive", "cluster": {"base": "16", "host": {"cpu_speed": {}}}})
+    assert question == read({"question": "survive", "cluster": {"base": "16"}})
+    assert of_form("survive", {one.name: one.value for one in inputs("survive", question)}) == question
+
+
 def test_the_form_of_an_empty_list_is_empty() -> None:
     texts = {one.name: one.value for one in inputs("explain", read({"question": "explain", "traces": []}))}
     assert texts["traces"] == ""
