@@ -61,7 +61,7 @@ def test_nodes_are_read_each_as_it_is(tmp_path: Path) -> None:
 def test_how_many_gpus_a_job_takes_of_a_node(gpus: int, nodes: int, among: int, each: int, tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text(CONF)
     rules = Rules(8, cluster=parse_site(str(tmp_path / "slurm.conf")).slurm_cluster)
-    assert rules.gang(gpus, nodes, among) == Gang(gpus, each)
+    assert rules.gang(gpus, nodes, "", among) == Gang(gpus, each)
 
 
 def test_a_job_lies_on_nodes_that_are_large_enough(tmp_path: Path) -> None:

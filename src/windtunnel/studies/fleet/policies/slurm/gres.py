@@ -134,8 +134,8 @@ def never_fit(jobs: Jobs, site: Site, rules: Rules) -> Iterator[tuple[int, str]]
     for at, (part, owner) in enumerate(zip(parts_of(jobs, site), owners_of(jobs), strict=True)):
         if isinstance(part, str):
             continue
-        gpus, among = int(jobs.gpus[at]), rules.among(queues[at], owner.gpu, everywhere)
-        need = rules.gang(gpus, owner.nodes, among) if part is None else (part, gpus)
+        gpus, among = int(jobs.gpus[at]), rules.of_partition(queues[at], everywhere)
+        need = rules.gang(gpus, owner.nodes, owner.gpu, among) if part is None else (part, gpus)
         if (need, among) not in why:
             text = jobs.columns["part"][at] if part else owner.gpu
             why[need, among] = "" if empty.fits(need, among) else _why(need, empty, among, text)
@@ -145,7 +145,7 @@ def never_fit(jobs: Jobs, site: Site, rules: Rules) -> Iterator[tuple[int, str]]
 
 def _why(need: Need, empty: Gres, among: int, text: str) -> str:
     if isinstance(need, Gang):
-        free = [empty.gpus[node] for node in bits(among)]
+        free = [empty.gpus[node] for node in bits(among & need.on)]
         if not free:
             of = f"GPUs of {text}" if text else "GPUs"
             return f"asks {need.gpus} {of}, and slurm.conf has none for it"

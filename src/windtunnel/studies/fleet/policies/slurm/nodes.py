@@ -23,10 +23,11 @@ BATCH_S = 30  # running jobs that end so close together go at once when a start 
 
 
 class Gang(NamedTuple):
-    """GPUs that a job asks for, and how many of them on each of its nodes but the last."""
+    """GPUs that a job asks for, how many of them on each of its nodes but the last, and nodes of their type."""
 
     gpus: int
     each: int
+    on: int = -1  # as bits
 
 
 Need = Gang | Parts
@@ -110,6 +111,7 @@ class Free:
     def fits(self, need: Need, among: int) -> bool:
         """Whether a job fits on some of these nodes."""
         assert isinstance(need, Gang), "parts are of `Gres`"
+        among &= need.on
         whole, rest = divmod(need.gpus, need.each)
         idle = (self.at_least[need.each] & among).bit_count() if whole else 0
         if idle < whole:
@@ -124,6 +126,7 @@ class Free:
         if not self.fits(need, among):
             return None
         assert isinstance(need, Gang), "parts are of `Gres`"
+        among &= need.on
         whole, rest = divmod(need.gpus, need.each)
         nodes = self.tightest(self.at_least[need.each] & among, whole)
         placement = tuple((node, need.each) for node in nodes)

@@ -265,7 +265,7 @@ class Slurm(Rules, QueuePolicy):
             if board.moment.ns - job.submit_ns < self.reserved_after_s * NS:
                 continue
             stopped.add(name)
-            blocked |= self.among(job.queue, "", whole)  # all nodes of its partition, whatever its type
+            blocked |= units
             if blocked == whole:
                 return
 

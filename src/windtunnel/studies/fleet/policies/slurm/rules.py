@@ -142,51 +142,42 @@ class Rules:
         """What a job asks for: GPUs, or parts and how many."""
         if job.part is not None:
             return job.part, job.gpus // job.part.units
-        return self.gang(job.gpus // self.unit, job.owner.nodes, self.nodes_of(job, (1 << self.cluster.nodes) - 1))
+        owner, everywhere = job.owner, (1 << self.cluster.nodes) - 1
+        return self.gang(job.gpus // self.unit, owner.nodes, owner.gpu, self.nodes_of(job, everywhere))
 
     @cached_property
-    def _gangs(self) -> dict[tuple[int, int, int], Gang]:
+    def _gangs(self) -> dict[tuple[int, int, str, int], Gang]:
         return {}
 
-    def gang(self, gpus: int, nodes: int, among: int) -> Gang:
-        """GPUs of a job, and how many it takes of each node.
+    def gang(self, gpus: int, nodes: int, gpu: str, among: int) -> Gang:
+        """GPUs of a job, how many it takes of each node, and the nodes of the type that it asks for.
 
         As many on each as it says by its `nodes` (0: not told); else all of a node, of unlike ones of the largest of
-        which there are enough.
+        which there are enough. Where slurm.conf names no types, each is of any.
         """
-        key = gpus, nodes, among
+        key = gpus, nodes, gpu, among
         if key not in self._gangs:
-            sizes = sorted(self.cluster.sizes[node] for node in bits(among)) if self.cluster.sizes else []
+            on = self.cluster.of_type(gpu) if self.per_node and gpu and any(self.cluster.types) else -1
+            sizes = sorted(self.cluster.sizes[node] for node in bits(among & on)) if self.cluster.sizes else []
             each = self.per_node or 1
             if nodes > 1 and gpus % nodes == 0 and gpus // nodes <= each:
                 each = gpus // nodes
             elif sizes:
                 enough = (size for at, size in enumerate(sizes) if size * (len(sizes) - at) >= gpus)
                 each = max(enough, default=sizes[-1])
-            self._gangs[key] = Gang(gpus, each)
+            self._gangs[key] = Gang(gpus, each, on)
         return self._gangs[key]
 
     def nodes_of(self, job: Running, whole: int) -> int:
-        """Units of all that it may be given, as bits."""
-        return self.among(job.queue, job.owner.gpu, whole)
+        """Units of all that it may be given, as bits; types of GPUs apart."""
+        return self.of_partition(job.queue, whole)
 
-    def among(self, queue: str, gpu: str, whole: int) -> int:
-        """Nodes of a partition whose GPUs have a type that is asked for; where slurm.conf names none, any."""
+    def of_partition(self, queue: str, whole: int) -> int:
+        """Its nodes."""
         partition = self.cluster.partition(queue)
-        if self.per_node and gpu and any(self.cluster.types):
-            whole &= self._of_type(gpu)
         if partition is None or not self.per_node or partition.nodes == (1 << self.cluster.nodes) - 1:
             return whole
         return partition.nodes & whole
-
-    @cached_property
-    def _types(self) -> dict[str, int]:
-        return {}
-
-    def _of_type(self, gpu: str) -> int:
-        if gpu not in self._types:
-            self._types[gpu] = self.cluster.of_type(gpu)
-        return self._types[gpu]
 
     def limit_ns(self, job: Running) -> int:
         """For how long it is planned from its start."""
