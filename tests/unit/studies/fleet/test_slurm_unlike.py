@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.changed import changed_cluster
+from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import slurm_files
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
+from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
-from windtunnel.studies.fleet.policies.slurm.nodes import Free, Gang
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Gang, Holder
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
+from windtunnel.studies.fleet.policies.slurm.state import State
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 
@@ -85,6 +91,13 @@ def test_a_job_has_as_many_nodes_as_it_asks_for(tmp_path: Path) -> None:
         assert run(tmp_path, rows, conf).start_s.tolist() == [0, start_s]
 
 
+def test_a_typed_job_speaks_for_itself_alone(tmp_path: Path) -> None:
+    """Workload 306, job 23: one of as many GPUs of a type that is taken waits behind it; it starts all the same."""
+    rows = "hold,0,16,50,60,all,h100,\nkeep,0,12,50,90,small,,3\nh,1,16,5,60,all,h100,\n"
+    rows += "any,2,4,5,60,all,,\nbehind,3,4,5,60,all,h100,\n"
+    assert run(tmp_path, rows).start_s.tolist()[3] == 30  # the first pass of backfill
+
+
 def test_jobs_that_have_no_room_anywhere_are_named(tmp_path: Path) -> None:
     rows = "ok,0,4,5,60,all,,\nwide,0,20,5,60,small,,\nv,0,1,5,60,all,v100,\nnowhere,0,8,5,60,small,h100,\n"
     outcome = run(tmp_path, rows)
@@ -147,3 +160,24 @@ def test_a_job_that_waits_in_the_main_loop_keeps_the_nodes_of_its_partition(tmp_
     rows = "hold,0,16,50,60,all,h100,\nkeep,0,12,50,60,small,,3\nh,1,8,5,120,all,h100,\na,2,16,5,60,all,a100,4\n"
     outcome = run(tmp_path, rows + "late,3,1,5,180,small,,\n")
     assert outcome.start_s.tolist()[4] == 55
+
+
+def test_a_type_holds_where_a_job_lies_and_not_by_which_ends_it_is_foreseen() -> None:
+    """Workload 306, job 48: another node of its partition, of another type, ends in the same window."""
+    holders = [Holder(40 * NS, ((0, 8),), 1), Holder(55 * NS, ((1, 8),), 2)]
+    found = Future(0, Free([0, 0], 8), holders).start(Gang(8, 8, 0b01), 0b11)
+    assert found is not None
+    assert found[0] == 55 * NS
+    assert found[1].choose(Gang(8, 8, 0b01), 0b11) == ((0, 8),)
+
+
+def test_jobs_that_end_together_are_foreseen_in_the_order_in_which_they_came() -> None:
+    """`late` started first; both are planned to 60 s, and Slurm sorts its list of jobs, which is by submission."""
+    rules = Rules(8, cluster=Cluster(nodes=2, per_node=8))
+    late, early = (Running(at, submit * NS, 8, Rigid(60.0), limit_s=60.0) for at, submit in ((0, 5), (1, 2)))
+    board = SimpleNamespace(running={0: late, 1: early}, moment=SimpleNamespace(ns=9 * NS))
+    free = Free([0, 0], 8)
+    placed = {0: (late, (), ((0, 8),)), 1: (early, (), ((1, 8),))}
+    state = State(free, placed=placed)
+    holders = Backfill(rules, [], board, state, None, None)._foreseen().holders
+    assert [holder.nodes for holder in holders] == [0b10, 0b01]

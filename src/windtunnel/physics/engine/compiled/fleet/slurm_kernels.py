@@ -123,7 +123,7 @@ def _begin(
     at, end = now[RUNNING], by_limit(jobs, job)
     while at:
         other = lists[BY_LIMIT, at - 1]
-        if by_limit(jobs, other) <= end:
+        if by_limit(jobs, other) < end or (by_limit(jobs, other) == end and other < job):  # rows are by submission
             break
         lists[BY_LIMIT, at] = other
         at -= 1

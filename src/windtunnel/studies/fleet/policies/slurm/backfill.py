@@ -127,9 +127,9 @@ class Backfill:
         return -1
 
     def _foreseen(self) -> Future:
-        """Of what runs now, by limits."""
+        """Of what runs now, by limits; what ends together in the order in which it came, as in Slurm's list of jobs."""
         holders = []
-        for job in self.board.running.values():
+        for job in sorted(self.board.running.values(), key=lambda job: (job.submit_ns, job.index)):
             units = self.state.placed[job.index][2]
             end_ns = job.placed_ns // S_NS * S_NS + self.rules.limit_ns(job)
             holders.append(Holder(end_ns, units, mask_of(node for node, _ in units), job.owner.cpus))

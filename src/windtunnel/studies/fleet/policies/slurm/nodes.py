@@ -132,7 +132,8 @@ class Free:
         placement = tuple((node, need.each) for node in nodes)
         if not rest:
             return placement
-        return (*placement, (*self.tightest(self.at_least[rest] & among & ~mask_of(nodes), 1), rest))
+        (last,) = self.tightest(self.at_least[rest] & among & ~mask_of(nodes), 1)
+        return (*placement, (last, rest))
 
     def tightest(self, mask: int, count: int) -> list[int]:
         """So many nodes of a mask."""
