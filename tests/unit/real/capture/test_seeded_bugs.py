@@ -116,6 +116,13 @@ def test_a_last_group_made_by_its_members_alone_hangs_nobody(
     assert ("no rank waits" in first.text) != waits
 
 
+def test_a_split_of_the_world_is_every_rank_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "{}dist.split_group(split_ranks=[[0, 1], [2, 3]])\nfor i in range(2):\n    back(); reduce(); done()\n"
+    assert findings(script.format(""), tmp_path, monkeypatch) == []
+    first = findings(script.format("if r < 2: "), tmp_path, monkeypatch)[0]
+    assert (first.kind, first.line, first.is_fatal) == ("set-up", "train.py:18", True)
+
+
 def test_a_norm_of_all_with_a_constant_from_the_host_is_no_rank_s_own(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     loop = """
