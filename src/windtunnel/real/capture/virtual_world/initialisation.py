@@ -174,7 +174,7 @@ def _split_group(world: AnsweringWorld, original: Callable[..., object]) -> Call
             if not ranks or len(ranks) != len(set(ranks)):
                 raise ValueError(f"a split must name ranks, each once, got {ranks}")
         if len(parent.members) == world.size:
-            world.note_set_up("split_group", "of the world")
+            world.note_set_up("split_group", "world")
         mine = next((sorted(ranks) for ranks in split_ranks if parent.position in ranks), None)
         if mine is None:
             return None
