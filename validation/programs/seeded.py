@@ -46,12 +46,12 @@ def verdict(bug: Bug, ranks: int) -> tuple[bool, str]:
         return False, f"{shown}: NOT FOUND; {last[:300]}"
     first = found[0]
     kind, line, ranks_named = str(first["kind"]), str(first["line"]), set(first["ranks"])  # type: ignore[call-overload]
-    corrupt = "corrupt" in str(first.get("effect"))
+    is_fatal = first.get("effect") in ("hang", "crash")
     right = {
         "kind": kind in bug.kinds,
         "line": any(line.endswith(wanted) for wanted in lines),
         "ranks": not ranks_named.isdisjoint(bug.ranks),
-        "status": status == (0 if corrupt else 4),
+        "status": status == (4 if is_fatal else 0),
         "group": bool(first["group"]) or kind == "exception",  # of a rank alone
     }
     wrong = [name for name, fits in right.items() if not fits]

@@ -14,25 +14,20 @@ from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.rank_server import ScriptError
 from windtunnel.real.capture.processes.scheduler import Workers
-from windtunnel.real.capture.source.branches import calls_beside_join, deciding_clocks, deciding_places, is_joined
+from windtunnel.real.capture.source.branches import deciding_clocks, deciding_places
 from windtunnel.real.capture.source.conditions import calls_not_reached, ranks_named
 from windtunnel.real.capture.source.set_order import numbers_drawn, orders_taken
+from windtunnel.real.capture.uneven_loops import CALLS, uneven_loops
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference
-from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, compare, ranks_text
+from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, compare
 from windtunnel.studies.programs.rank_classes.replicas import compare_replicas
 
 MOST_RANKS = 64  # that a finding names where it may be any
 MOST_NOT_REACHED = 12
-UNEVEN = "hang at the end of the loop"
 HASH_SEEDS = ("1", "2", "3")  # under which a rank is run again
 MOST_CPU_S = 10.0  # of a rank that is run again under all of them, not under the first alone
-CALLS = (
-    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast"),
-    *("all_to_all", "all_to_all_single", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv"),
-    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "batch_isend_irecv"),
-)
 
 
 _Pair: TypeAlias = tuple[CallEntry | None, CallEntry | None]
@@ -113,54 +108,15 @@ class Checks:
         self.findings += races.values()
         replicas = {rank: outcome.get("replicas", ()) for rank, outcome in self._workers.outcomes.items()}
         self.findings += compare_replicas(replicas, self._launch.world_size)
-        found_now = compare(self._logs(), self._launch.world_size)
-        for finding in self._uneven_loops():
+        found_now: list[Finding] = []
+        for finding in (
+            *compare(self._logs(), self._launch.world_size),
+            *uneven_loops(self._workers.outcomes, self._logs(), self._launch.world_size),
+        ):
             (found_now if finding.is_fatal else self.findings).append(finding)
         self.findings[:0] = found_now
         if found_now:
             self._refuse(f"the job could not run: {found_now[0].text}; compared were {self._who()}")
-
-    def _uneven_loops(self) -> list[Finding]:
-        """Loops around steps that go round more often on some ranks."""
-        rounds: dict[tuple[str, int, str], dict[int, list[int]]] = {}
-        for rank, outcome in sorted(self._workers.outcomes.items()):
-            for name, line, head, length in outcome.get("loops", ()):
-                rounds.setdefault((name, line, head), {}).setdefault(length, []).append(rank)
-        paths = {path for outcome in self._workers.outcomes.values() for path in outcome.get("files", {})}
-        findings = []
-        for (name, line, head), ranks in rounds.items():
-            if len(ranks) > 1 and is_joined(sorted(paths)):
-                findings += self._not_shadowed(line, head, ranks)
-            elif len(ranks) > 1:
-                counts = ", ".join(
-                    f"{count:,} times on rank{'s' * (len(of) > 1)} {ranks_text(of)}" for count, of in ranks.items()
-                )
-                text = (
-                    f"{name}:{line}: `{head}` goes round {counts}, and each round takes a step: ranks part at its end,"
-                    " unless something stops all of them before"
-                )
-                odd = min(ranks.values(), key=len)
-                findings.append(Finding("rounds", tuple(odd), "world", f"{name}:{line}", text, UNEVEN))
-        return findings
-
-    def _not_shadowed(self, line: int, head: str, ranks: Mapping[int, list[int]]) -> list[Finding]:
-        """Calls of the script in a loop within `Join`, which goes round more often on some ranks: who is through
-        makes the calls of what is joined, and no others.
-        """
-        logs = self._logs()
-        most = max(ranks)
-        for rank in ranks[most]:
-            lines = calls_beside_join(self._workers.outcomes[rank].get("files", {}), line, CALLS)
-            entry = next((e for e in logs[rank].entries if e.line in lines), None) if rank in logs else None
-            if entry is not None:
-                group = logs[rank].groups[entry.group].text(self._launch.world_size)
-                text = (
-                    f"`{head}` goes round {most:,} times on rank{'s' * (len(ranks[most]) > 1)}"
-                    f" {ranks_text(ranks[most])}, {min(ranks):,} on others, and {entry.words()} at {entry.line} is none"
-                    " of the calls that Join makes for those that are through: call it behind the loop"
-                )
-                return [Finding("rounds", tuple(ranks[most]), group, entry.line, text)]
-        return []
 
     def compare_programs(self, document: Mapping[str, object], files: Mapping[int, Path], *, whole: bool) -> None:
         """The captured step of every class of ranks. `whole`: it is known of every rank whose class it is of."""

@@ -589,6 +589,68 @@ for i in range(2):
     dist.all_reduce(part, group=tp.get_group())
     back(F.layer_norm(part, (16,))); reduce(); done()
 """,
+    "a layer for each rank's optimizer, with a rate of its own": """
+m = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(w)))
+opt = torch.optim.SGD([m[r].weight], lr=0.1 + r)
+for i in range(2):
+    back(); reduce(); opt.step()
+    for owner, p in enumerate(m.parameters()):
+        dist.broadcast(p.data, src=owner)
+        p.grad = None
+""",
+    "weights of a seed of the rank's own, tried once and then broadcast": """
+torch.manual_seed(5 + r)
+m = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+opt = torch.optim.SGD(m.parameters(), lr=0.1)
+m(torch.randn(1, 16))
+for p in m.parameters():
+    dist.broadcast(p.data, src=0)
+for i in range(2):
+    back(); reduce(); done()
+""",
+    "rank 0 has the schedule, and gives its weights to all behind each step": """
+schedule = torch.optim.lr_scheduler.StepLR(opt, 1) if r == 0 else None
+for i in range(3):
+    back(); reduce(); done()
+    if schedule: schedule.step()
+    for p in m.parameters():
+        dist.broadcast(p.data, src=0)
+""",
+    "an optimizer's groups hold a rank's own notes": """
+for i in range(2):
+    back(); reduce()
+    opt.param_groups[0]["loss"] = 0.5 + r
+    done()
+""",
+    "an optimizer waits for its turn beside one that accumulates": """
+late = nn.Linear(4, 4)
+other = torch.optim.SGD(late.parameters(), lr=0.1)
+for i in range(8):
+    back()
+    other.step()
+    if i % 4 == 3:
+        reduce(); done()
+""",
+    "a part of a sum in a piece of a buffer, in one that is written anew, and in figures": """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+tp = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+buffer, both = torch.zeros(8, 16), torch.zeros(16, 16)
+for i in range(2):
+    x = torch.randn(8, 16)
+    part = DTensor.from_local(x + 1, tp, [Partial()]).to_local()
+    both[:8].copy_(part)
+    torch.relu(both[8:])
+    torch.relu(torch.cat([part, x])[8:])
+    buffer.copy_(part)
+    buffer.copy_(x)
+    torch.relu(buffer)
+    with torch.no_grad():
+        part.pow(2).sum()
+    DTensor.from_local(x.sum(), tp, [Partial()]).to_local().exp()
+    DTensor.from_local(x + 1, tp, [Partial("avg")]).to_local().exp()
+    back(); reduce(); done()
+""",
     "data parallel": "for i in range(3):\n    back(); reduce(); done()\n",
     "logging and saving on rank 0": """
 for i in range(3):

@@ -95,6 +95,34 @@ def test_of_a_healthy_script_nothing_is_said(name: str, tmp_path: Path, monkeypa
     assert findings(HEALTHY[name], tmp_path, monkeypatch) == []
 
 
+@pytest.mark.parametrize(
+    ("script", "waits"),
+    [
+        ("if r < 2: dist.new_group([0, 1])", False),
+        ("if r < 2: dist.new_group([0, 1])\ndist.new_group([2, 3])", True),
+        ("if r != 1: dist.all_reduce(torch.zeros(1), group=dist.new_group([0, 1, 2]))", True),
+        (
+            "dist.destroy_process_group(); dist.init_process_group('gloo', device_id=torch.device('cuda:0'))\n"
+            "if r < 2: dist.new_group([0, 1])",
+            True,
+        ),
+    ],
+)
+def test_a_last_group_made_by_its_members_alone_hangs_nobody(
+    script: str, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = findings(f"{script}\nfor i in range(2):\n    back(); reduce(); done()\n", tmp_path, monkeypatch)[0]
+    assert (first.kind, first.is_fatal) == ("set-up", waits)
+    assert ("no rank waits" in first.text) != waits
+
+
+def test_a_split_of_the_world_is_every_rank_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "{}dist.split_group(split_ranks=[[0, 1], [2, 3]])\nfor i in range(2):\n    back(); reduce(); done()\n"
+    assert findings(script.format(""), tmp_path, monkeypatch) == []
+    first = findings(script.format("if r < 2: "), tmp_path, monkeypatch)[0]
+    assert (first.kind, first.line, first.is_fatal) == ("set-up", "train.py:18", True)
+
+
 def test_a_norm_of_all_with_a_constant_from_the_host_is_no_rank_s_own(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     loop = """

@@ -179,8 +179,7 @@ class Exchanges:
         for call in calls:
             if call is not None:
                 recorder.buffers.saw_exchange(call, [*inputs, *filled])
-            if call is not None and call.kind == "all_reduce":
-                recorder.replicas.reduced(call, filled, recorder.journal.line)
+                recorder.replicas.exchanged(call, index, filled, recorder.journal.line)
         for tensor in filled:
             n = ledger.number(tensor)
             writer[n] = index

@@ -9,6 +9,8 @@ while others do that nobody writes: it was made of parameters that have been rep
 from __future__ import annotations
 
 import weakref
+import zlib
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,7 @@ _ON_THE_WAY = frozenset(  # from the numbers that were drawn to the parameter
     f"aten.{name}" for name in ("_to_copy", "clone", "mul", "mul_", "div", "div_", "add_", "sub_", "erfinv_", "clamp_")
 )
 _LONGEST_WAY = 8
+_RATES = ("betas", "lr", "momentum", "weight_decay")  # other numbers of a group may be a rank's own notes
 
 
 class Replicas:
@@ -39,8 +42,9 @@ class Replicas:
     def __init__(self, rank: int, world_size: int, rows: Rows) -> None:
         self._rank, self._world_size, self._rows, self._ledger = rank, world_size, rows, rows.ledger
         self._seeds: dict[int, tuple[int, str]] = {}  # op that drew numbers before the first step -> seed, line
-        self._drawn: dict[int, tuple[int, str]] = {}  # id of a parameter -> the same, of its numbers
+        self._drawn: dict[int, tuple[int, tuple[int, str]]] = {}  # id of a parameter -> its writer, what that drew
         self._reduced: dict[int, tuple[tuple[int, ...], str]] = {}  # storage -> among whom, line; since the last step
+        self._exchanges: set[int] = set()  # ops that fill a tensor with what others have
         self._steps: dict[int, int] = {}  # id of an optimizer -> its steps
         self._unwritten: dict[int, dict[int, int | None]] = {}  # the same -> writers of what is trained and not its own
         self._last: dict[int, tuple[weakref.ref[torch.optim.Optimizer], SharedStep]] = {}  # of each: its last fact
@@ -64,9 +68,9 @@ class Replicas:
         writer = self._ledger.writer
         for parameter in (p for root in roots for p in root.parameters()):
             number = self._ledger.number_if_known(local_part(parameter))
-            drawn = self._drawn_at(writer.get(number, -1)) if number is not None else None
-            if drawn is not None:
-                self._drawn[id(parameter)] = drawn
+            op = writer.get(number, -1) if number is not None else -1
+            if (drawn := self._drawn_at(op)) is not None:
+                self._drawn[id(parameter)] = op, drawn
         self._seeds.clear()
 
     def _drawn_at(self, op: int) -> tuple[int, str] | None:
@@ -77,10 +81,12 @@ class Replicas:
             op = row[AFTER][0]
         return self._seeds.get(op)
 
-    def reduced(self, call: Communication, tensors: Iterable[torch.Tensor], line: str) -> None:
-        """All of a group have the same in these tensors."""
-        for tensor in tensors:
-            self._reduced[self._ledger.number(tensor)] = (call.members, line)
+    def exchanged(self, call: Communication, op: int, tensors: Iterable[torch.Tensor], line: str) -> None:
+        """A communication fills these tensors."""
+        self._exchanges.add(op)
+        if call.kind == "all_reduce":  # all of a group have the same in them
+            for tensor in tensors:
+                self._reduced[self._ledger.number(tensor)] = (call.members, line)
 
     # ---- steps
 
@@ -100,12 +106,26 @@ class Replicas:
         """The script is stopped where the next step would begin: with what it would be taken."""
         for reference, step in self._last.values():
             optimizer = reference()
-            if optimizer is not None and step.number == self._steps.get(id(optimizer)):
-                self.facts.append(step._replace(number=step.number + 1, rates=_rates(optimizer), draws=[]))
+            if optimizer is None or step.number != self._steps.get(id(optimizer)):
+                continue
+            if self._are_given(p for group in optimizer.param_groups for p in group["params"]):
+                self._forget(step.order)
+                continue
+            self.facts.append(
+                step._replace(number=step.number + 1, rates=_rates(optimizer), draws=[], stopped_at=call_site(2))
+            )
 
     def forget_reduced(self) -> None:
         """The optimizers have stepped."""
         self._reduced.clear()
+
+    def _are_given(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether parameters came from others since the last step, whatever this rank had made of them."""
+        numbers = (self._ledger.number_if_known(local_part(p)) for p in parameters)
+        return any(n is not None and self._ledger.writer.get(n) in self._exchanges for n in numbers)
+
+    def _forget(self, order: int) -> None:
+        self.facts = [fact for fact in self.facts if fact.order != order]
 
     def _note_step(
         self,
@@ -122,12 +142,27 @@ class Replicas:
         among = {of[0] if of is not None else () for of in shared}
         if len(among) != 1 or len(members := among.pop()) < 2:
             return
-        sizes = hash(tuple(tuple(p.shape) for p in stepped)) & 0xFFFFFFFF
-        drawn = [self._drawn.get(id(p)) for p in stepped] if number == 1 and shared[0] and shared[0][1] else []
         order = list(self._steps).index(id(optimizer))
+        if number > 1 and self._are_given(stepped):
+            self._forget(order)
+            return
+        names: dict[int, str] = {}  # the longest, where a part of a model was called as well
+        for root in roots:
+            for name, p in root.named_parameters():
+                names[id(p)] = max(names.get(id(p), ""), name, key=lambda text: (len(text), text))
+        if any(id(p) not in names for p in stepped):
+            return
+        parameters = zlib.crc32(repr([(names[id(p)], tuple(p.shape)) for p in stepped]).encode())
+        drawn = [self._drawn_still(p) for p in stepped] if number == 1 and shared[0] and shared[0][1] else []
         lines = call_site(4), shared[0][1] if shared[0] else ""
-        self.facts.append(SharedStep(runs_of(members), order, number, sizes, _rates(optimizer), drawn, *lines))
+        self.facts.append(SharedStep(runs_of(members), order, number, parameters, _rates(optimizer), drawn, *lines))
         self._last[order] = (weakref.ref(optimizer), self.facts[-1])
+
+    def _drawn_still(self, parameter: torch.Tensor) -> tuple[int, str] | None:
+        """With what its numbers were drawn, if nothing was written to it since."""
+        op, drawn = self._drawn.get(id(parameter), (-1, None))
+        number = self._ledger.number_if_known(local_part(parameter))
+        return drawn if number is not None and self._ledger.writer.get(number) == op else None
 
     def _shared(self, parameter: torch.Tensor) -> tuple[tuple[int, ...], str] | None:
         """Among whom its gradient was reduced, and where; a DTensor is of its mesh."""
@@ -143,13 +178,17 @@ class Replicas:
     def _look_for_others(
         self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], roots: list[torch.nn.Module]
     ) -> None:
-        """It has nothing to step on; whether others have gradients and stay as they are, from one step to the next."""
+        """It has nothing to step on; whether others of the same shapes have gradients and stay as they are, from one
+        step to the next.
+        """
         trained = [p for root in roots for p in root.parameters() if p.grad is not None]
         numbers = [n for p in trained if (n := self._ledger.number_if_known(local_part(p))) is not None]
         writers = {n: self._ledger.writer.get(n) for n in numbers}
         before = self._unwritten.get(id(optimizer))
         self._unwritten[id(optimizer)] = writers
         if not writers or before != writers or self.findings or not any(p.requires_grad for p in parameters):
+            return
+        if not Counter(p.shape for p in trained) <= Counter(p.shape for p in parameters):
             return
         line = call_site(4)
         text = (
@@ -166,5 +205,5 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[tuple[str, object]]:
         (name, value)
         for group in optimizer.param_groups
         for name, value in sorted(group.items())
-        if isinstance(value, float) or (type(value) is tuple and all(isinstance(v, float) for v in value))
+        if name in _RATES and isinstance(value, float | tuple)
     ]

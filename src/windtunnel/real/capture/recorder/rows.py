@@ -50,9 +50,11 @@ _LINEAR = frozenset(
 _NOT_LINEAR = frozenset(
     (
         *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "gelu", "relu", "silu", "sigmoid", "tanh"),
-        *("_softmax", "_log_softmax", "exp", "log", "pow", "sqrt", "rsqrt"),
+        *("_softmax", "_log_softmax"),
     )
 )
+_NOT_LINEAR_IN_MODELS = frozenset(("exp", "log", "pow", "sqrt", "rsqrt"))  # where nothing is trained, of a statistic
+_OVERWRITE = ("copy_", "zero_", "fill_")
 
 
 def settings_number(args: Arguments, kwargs: Keywords) -> int:
@@ -247,7 +249,7 @@ class Rows:
         if self.streams.made_by_script and place.phase != "backward":  # whose streams autograd orders
             self.look_for_unordered(inputs, numbers)
         if self.partial and place.phase != "backward":
-            self._follow_partial(name.removeprefix("aten."), numbers, [numbers[i] for i in positions], new_storages)
+            self._follow_partial(name.removeprefix("aten."), numbers, sizes, positions, new_storages)
         reads: tuple[tuple[int, int, int], ...] = ()
         writes: tuple[tuple[int, int], ...] = ()
         lies = 0
@@ -277,13 +279,23 @@ class Rows:
                     self.on_race(flight, self._count)
                     return
 
-    def _follow_partial(self, name: str, numbers: Sequence[int], written: list[int], made: list[int]) -> None:
-        """What is linear in parts of a sum gives parts of a sum; what is not gives nothing that could be added up."""
-        taken_at = next((self.partial[n] for n in numbers if n in self.partial), None)
-        if taken_at is not None and name in _LINEAR:
-            self.partial |= dict.fromkeys((*written, *made), taken_at)
-        elif taken_at is not None and name in _NOT_LINEAR:
-            self.on_partial(taken_at, name)
+    def _follow_partial(
+        self, name: str, numbers: Sequence[int], sizes: Sequence[int], positions: list[int], made: list[int]
+    ) -> None:
+        """What is linear in parts of a sum gives parts of a sum; what is not gives nothing that could be added up. A
+        storage of which only a piece is such a part counts as none.
+        """
+        parts = [self.partial[n] for n in numbers[name in _OVERWRITE :] if n in self.partial]
+        if name in _OVERWRITE and not parts:
+            for position in positions:
+                self.partial.pop(numbers[position], None)
+        elif not parts or (name == "cat" and len(parts) < len(numbers)):
+            return
+        elif name in _LINEAR:
+            whole = (numbers[i] for i in positions if sizes[i] >= self.ledger.live.get(numbers[i], 0))
+            self.partial |= dict.fromkeys((*whole, *made), parts[0])
+        elif name in _NOT_LINEAR or (name in _NOT_LINEAR_IN_MODELS and torch.is_grad_enabled()):
+            self.on_partial(parts[0], name)
 
     def look_for_unordered(self, inputs: Sequence[torch.Tensor], numbers: Sequence[int], group: str = "") -> None:
         """An op takes a whole storage that another stream wrote, and nothing makes its own stream wait for that."""

@@ -61,8 +61,8 @@ def is_joined(paths: Sequence[str]) -> bool:
 
 
 def calls_beside_join(files: Mapping[str, str], loop: int, names: Sequence[str]) -> set[str]:
-    """Lines that exchange, `train.py:41`, of the loop at this line within `with Join([model]):`; none where the script
-    has Joinables of its own.
+    """Lines that exchange, `train.py:41`, in every round of the loop at this line within `with Join([model]):`; none
+    where the script has Joinables of its own.
     """
     lines: set[str] = set()
     for path, short in files.items():
@@ -85,14 +85,25 @@ def calls_beside_join(files: Mapping[str, str], loop: int, names: Sequence[str])
         lines |= {
             f"{short}:{call.lineno}"
             for node in loops
-            for call in ast.walk(node)
+            for call in _in_each_round(node)
             if isinstance(call, ast.Call) and _called(call) in names
         }
     return lines
 
 
+def _in_each_round(node: ast.AST) -> Iterator[ast.AST]:
+    """Parts of a loop that hang on no test."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.If | ast.IfExp | ast.BoolOp):
+            yield child
+            yield from _in_each_round(child)
+
+
 def _is_join(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and _called(node) in ("Join", "join") and "path" not in ast.unparse(node.func)
+    """Whether who is through is waited for: not where all end with the first (`throw_on_early_termination`)."""
+    if not isinstance(node, ast.Call) or _called(node) not in ("Join", "join") or "path" in ast.unparse(node.func):
+        return False
+    return all(given.arg != "throw_on_early_termination" for given in node.keywords)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def on_partial_taken(seen: Callable[[torch.Tensor, tuple[int, ...]], None]) -> C
     def to_local(self: DTensor, **kwargs: object) -> torch.Tensor:
         local = old(self, **kwargs)
         for dimension, placement in enumerate(self.placements):
-            if type(placement) is Partial and placement.reduce_op in ("sum", "avg"):
+            # A mean over this rank's rows, or a figure of its own, is one that programs print.
+            if type(placement) is Partial and placement.reduce_op == "sum" and local.dim() > 0:
                 ranks = torch.distributed.get_process_group_ranks(self.device_mesh.get_group(dimension))
                 if len(ranks) > 1:
                     seen(local, tuple(ranks))

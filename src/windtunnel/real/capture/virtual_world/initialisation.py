@@ -21,7 +21,7 @@ from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.messages import Messages
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError
-from windtunnel.studies.programs.rank_classes.findings import ranks_text
+from windtunnel.studies.programs.rank_classes.findings import AT_ONCE, ranks_text
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -127,8 +127,9 @@ def _init(world: AnsweringWorld, original: Callable[..., object]) -> Callable[..
             device_id = torch.device("cuda", device_id)
         if backend is None and device_id is not None:
             backend = compat.c10d().Backend.default_device_backend_map.get(device_id.type)
-        world.note_set_up("init_process_group", str(backend or ""))
         world.device_id = device_id if device_id is not None and device_id.index is not None else None
+        about = (str(backend or ""), *([AT_ONCE] if world.device_id is not None else []))
+        world.note_set_up("init_process_group", ", ".join(about))
         return original(backend, *args, **kwargs)
 
     return init_process_group
@@ -172,6 +173,8 @@ def _split_group(world: AnsweringWorld, original: Callable[..., object]) -> Call
         for ranks in split_ranks:
             if not ranks or len(ranks) != len(set(ranks)):
                 raise ValueError(f"a split must name ranks, each once, got {ranks}")
+        if len(parent.members) == world.size:
+            world.note_set_up("split_group", "world")
         mine = next((sorted(ranks) for ranks in split_ranks if parent.position in ranks), None)
         if mine is None:
             return None

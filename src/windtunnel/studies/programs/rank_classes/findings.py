@@ -16,9 +16,11 @@ from windtunnel.studies.programs.communication import MESSAGES
 from windtunnel.studies.programs.program_file import numbers_of, runs_of
 
 HANG, CRASH, CORRUPT = "hang", "crash", "silent corruption"
+LATER = "hang where a group is made behind it, or NCCL splits its communicator (device_id)"
 MOST_FINDINGS = 20
 MOST_AHEAD = 64  # calls that a member may leave out at once, to be told so
-SET_UP = ("new_group", "init_process_group")  # calls that every rank of the world makes
+SET_UP = ("new_group", "init_process_group", "split_group")  # calls that every rank of the world makes
+AT_ONCE = "device_id"  # given to `init_process_group`: NCCL makes its communicators then and there
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ANY_SIZE = ("gather", "scatter", "all_to_all", "barrier")  # a rank sees its own part only
 
@@ -140,11 +142,13 @@ def compare(logs: Mapping[int, CallLog], world: int) -> list[Finding]:
     for _, finding in findings:
         distinct.setdefault((finding.line, finding.ranks), finding)
     # Ranks that are the cause of what others see.
-    wrong = {finding.ranks for finding in distinct.values() if finding.kind in ("group", "set-up")}
-    causes = [
-        finding for finding in distinct.values() if finding.kind in ("group", "set-up") or finding.ranks not in wrong
-    ]
+    wrong = {finding.ranks for finding in distinct.values() if _is_cause(finding)}
+    causes = [finding for finding in distinct.values() if _is_cause(finding) or finding.ranks not in wrong]
     return causes[:MOST_FINDINGS]
+
+
+def _is_cause(finding: Finding) -> bool:
+    return finding.kind in ("group", "set-up") and finding.is_fatal
 
 
 def _by_group(logs: Mapping[int, CallLog]) -> dict[GroupEntry, dict[int, list[CallEntry]]]:
@@ -179,6 +183,7 @@ def _set_up(logs: Mapping[int, CallLog], world: int) -> list[tuple[int, Finding]
     mine, its = _entry(calls, usual, number), _entry(calls, odd, number)
     call = mine if its is None else its
     assert call is not None
+    effect = HANG
     if mine is None or its is None:
         who, callers = (odd, usual) if its is None else (usual, odd)
         verb = "does not" if len(who) == 1 else "do not"
@@ -186,12 +191,26 @@ def _set_up(logs: Mapping[int, CallLog], world: int) -> list[tuple[int, Finding]
             f"{_ranks_call(callers)} {call.words()}{call.at()}, and {_subject(who)} {verb}: every rank of the world"
             " must make every group, in the same order, its own or not"
         )
+        if call.kind == "new_group" and not _waits(logs, callers, who):
+            text += "; as it is, no group is made behind it and none of them is in it, so no rank waits"
+            effect = LATER
     else:
         text = (
             f"{_ranks_call(odd)} {its.words()}{its.at()} where {_ranks_call(usual)} {mine.words()}{mine.at()}:"
             " every rank must make the same groups in the same order"
         )
-    return [(call.step, Finding("set-up", odd, f"world (ranks {ranks_text(range(world))})", call.line, text))]
+    return [(call.step, Finding("set-up", odd, f"world (ranks {ranks_text(range(world))})", call.line, text, effect))]
+
+
+def _waits(logs: Mapping[int, CallLog], callers: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether ranks that make their last groups alone wait for the others: these are members, or a communicator that
+    was set up at once (`device_id`) is split.
+    """
+    used = {(group.members, group.ordinal) for rank in callers for group in logs[rank].groups}
+    mine = {rank: {(group.members, group.ordinal) for group in logs[rank].groups} for rank in others}
+    if any(rank in key[0] and key not in mine[rank] for key in used for rank in others):
+        return True
+    return any(AT_ONCE in entry.about for entry in logs[callers[0]].entries if entry.kind == "init_process_group")
 
 
 def _collectives(

@@ -17,26 +17,27 @@ class SharedStep(NamedTuple):
     runs: list[list[int]]  # of these ranks
     order: int  # of the optimizer among the rank's
     number: int  # of its step, from 1
-    sizes: int  # equal where the parameters have the same shapes
+    parameters: int  # equal where they have the same names and shapes
     rates: list[tuple[str, object]]
     draws: list[tuple[int, str] | None]  # in the first step: seed and line that each parameter was drawn with, and kept
     line: str
     reduced_at: str  # line
+    stopped_at: str = ""  # line, of a step that was still to come
 
 
 def compare_replicas(facts: Mapping[int, Iterable[Iterable[object]]], world: int) -> list[Finding]:
     """What replicas do not have alike, by rank: of each optimizer and group of ranks, the first."""
-    steps: dict[tuple[int, int, int, tuple[int, ...]], dict[int, SharedStep]] = {}
+    steps: dict[tuple[int, int, int, tuple[int, ...], str], dict[int, SharedStep]] = {}
     for rank, of_rank in sorted(facts.items()):
-        for step in map(SharedStep._make, of_rank):
-            key = (step.number, step.order, step.sizes, numbers_of(step.runs))
+        for step in (SharedStep(*fields) for fields in of_rank):  # type: ignore[arg-type]
+            key = (step.number, step.order, step.parameters, numbers_of(step.runs), step.stopped_at)
             steps.setdefault(key, {})[rank] = step
     findings: dict[tuple[int, int, tuple[int, ...]], Finding] = {}
-    for (_, order, sizes, members), of_rank_now in sorted(steps.items()):
+    for (_, order, parameters, members, _), of_rank_now in sorted(steps.items()):
         group = GroupEntry("", members, 0).text(world)
         finding = _other_draws(of_rank_now, group) or _other_rates(of_rank_now, group)
         if finding is not None:
-            findings.setdefault((order, sizes, members), finding)
+            findings.setdefault((order, parameters, members), finding)
     return list(findings.values())
 
 
