@@ -116,10 +116,10 @@ class Backfill:
         """The last in the queue that has room now: what those behind it would reserve keeps nobody from anything."""
         if self.rules.cluster.preempts_by:
             return len(self.queue) - 1
-        fit: dict[tuple[Need, str], bool] = {}
+        fit: dict[tuple[Need, str, str], bool] = {}
         for at in range(len(self.queue) - 1, -1, -1):
             job = self.queue[at]
-            key = self.rules.need(job), job.queue
+            key = self.rules.need(job), job.queue, job.owner.gpu
             if key not in fit:
                 fit[key] = self.state.free.fits(key[0], self.rules.nodes_of(job, self.state.whole))
             if fit[key] and not job.placement:
