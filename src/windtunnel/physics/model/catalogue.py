@@ -24,7 +24,7 @@ TUNED_FOR = r"(?<=\db)(-[a-z]+)+$|-(coder|math)(?=-\d)"  # `qwen3-0.6b-reverse-t
 
 # In a hub's name how a checkpoint was trained or kept, not its shape; of the second kind what it is stored in.
 TUNED = re.compile(r"-(instruct|it|chat|base|pt|hf|thinking|diffusers|v\d(\.\d)?|\d{4}|dynamic|block)$")
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+HUB_ID = re.compile(r"(--[\w-]+=)?[\w-][\w.-]*/[\w.-]+")
 KEPT = re.compile(r"[-.](bf16|fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|w4a16|bnb-4bit|int8|w8a8)$")
 FORMATS = {"fp4": "nvfp4", **dict.fromkeys(("awq", "gptq", "w4a16", "bnb-4bit"), "int4"), "w8a8": "int8"}
 

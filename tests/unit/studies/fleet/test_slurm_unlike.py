@@ -99,12 +99,13 @@ def test_jobs_that_have_no_room_anywhere_are_named(tmp_path: Path) -> None:
 
 
 def test_each_is_named_with_what_it_asks_for_itself(tmp_path: Path) -> None:
-    """Types that nobody has, one with braces; as many nodes as there are not, which a site of like nodes has neither."""
+    """Types that nobody has, one with braces; more nodes than there are, on a site of like nodes too."""
     rows = "v,0,1,5,60,all,v100,\nx,0,1,5,60,all,{x},\n28,0,28,5,60,all,,\n"
     words = [each.words for each in run(tmp_path, rows).dropped]
     assert words[:2] == [f"asks 1 GPUs of {name}, and slurm.conf has none for it" for name in ("v100", "{x}")]
     assert words[2] == "asks 28 GPUs, as 8 on each node: 2 of its 6 nodes have so many"
-    alike = "NodeName=n[1-4] CPUs=64 Gres=gpu:8\nPartitionName=all Nodes=ALL Default=YES\nPartitionName=first Nodes=n1\n"
+    alike = "NodeName=n[1-4] CPUs=64 Gres=gpu:8\nPartitionName=all Nodes=ALL Default=YES\n"
+    alike += "PartitionName=first Nodes=n1\n"
     outcome = run(tmp_path, "spread,0,16,50,60,all,,16\nwide,0,16,50,60,first,,\nnext,1,8,60,60,all,,\n", alike)
     assert [each.words for each in outcome.dropped] == [
         "asks 16 GPUs, as 1 on each node: 4 of its 4 nodes have so many",
@@ -131,7 +132,8 @@ def test_a_node_of_several_types_has_each_of_them(tmp_path: Path) -> None:
 
 def test_slices_are_no_whole_gpus_and_lie_on_the_lightest_nodes(tmp_path: Path) -> None:
     cut = "Gres=gpu:a100:4,gpu:a100_1g.10gb:7"
-    lines = f"NodeName=s1 CPUs=64 {cut} Weight=9\nNodeName=s2 CPUs=64 {cut} Weight=5\nNodeName=s3 CPUs=64 Gres=gpu:a100:2\n"
+    lines = f"NodeName=s1 CPUs=64 {cut} Weight=9\nNodeName=s2 CPUs=64 {cut} Weight=5\n"
+    lines += "NodeName=s3 CPUs=64 Gres=gpu:a100:2\n"
     (tmp_path / "slurm.conf").write_text(lines)
     cluster = read_cluster([tmp_path / "slurm.conf"], "a100")
     assert cluster.sizes == (5, 5, 2)
