@@ -24,6 +24,7 @@ TUNED_FOR = r"(?<=\db)(-[a-z]+)+$|-(coder|math)(?=-\d)"  # `qwen3-0.6b-reverse-t
 
 # In a hub's name how a checkpoint was trained or kept, not its shape; of the second kind what it is stored in.
 TUNED = re.compile(r"-(instruct|it|chat|base|pt|hf|thinking|diffusers|v\d(\.\d)?|\d{4}|dynamic|block)$")
+HUB_ID = re.compile(r"(--[\w-]+=)?[\w-][\w.-]*/[\w.-]+")
 KEPT = re.compile(r"[-.](bf16|fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|w4a16|bnb-4bit|int8|w8a8)$")
 FORMATS = {"fp4": "nvfp4", **dict.fromkeys(("awq", "gptq", "w4a16", "bnb-4bit"), "int4"), "w8a8": "int8"}
 
@@ -91,7 +92,7 @@ def hub_name(spec: str) -> str | None:
 
     An alias may be another checkpoint of the same shape, and has none; an id stays what it is.
     """
-    if "/" in spec and _resolved(spec) is not None:
+    if HUB_ID.fullmatch(spec) and _resolved(spec) is not None:
         return spec
     if spec.lower() not in catalogue_names():
         return None
@@ -129,7 +130,7 @@ def _stored_by_name(spec: str, own: Stored) -> Stored:
     """The format that a checkpoint's name ends with, else the catalogue's own."""
     word = next((match[1] for name in _shorter(spec) if (match := KEPT.search(TUNED.sub("", name)))), "")
     weights = FORMATS.get(word, word)
-    if weights in ("", own.weights, own.expert_weights) or own.weights.startswith(f"{weights}_"):
+    if weights in ("", own.expert_weights or own.weights) or own.weights.startswith(f"{weights}_"):
         return own
     return Stored("fp8_block" if weights == "fp8" and spec.lower().startswith("qwen/") else weights)
 

@@ -140,17 +140,16 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         for at, part in enumerate(parts):
             words = part if isinstance(part, str) else why if part is not None else ""
             drop([at] if words else [], Reason.SAYS_TOO_LITTLE, words.replace("{", "{{").replace("}", "}}"))
-    unlike = bool(site.slurm_cluster.divided or site.sizes or any(jobs.columns.get("gpu_type", ())))
-    if traits.name == "slurm" and not options.pool and (any(parts) or unlike):
-        from windtunnel.studies.fleet.policies.slurm.gres import never_fit
-        from windtunnel.studies.fleet.policies.slurm.rules import Rules
-
-        for at, words in never_fit(jobs, site, Rules(site.per_node, cluster=site.slurm_cluster)):
-            drop([at], Reason.TOO_LARGE, words)
     if traits.name == "slurm":
         from windtunnel.studies.fleet.policies.slurm.alone import never_allowed
 
         for at, words in never_allowed(jobs, site, site.slurm_cluster):
+            drop([at], Reason.TOO_LARGE, words.replace("{", "{{").replace("}", "}}"))
+    if traits.name == "slurm" and not options.pool:
+        from windtunnel.studies.fleet.policies.slurm.gres import never_fit
+        from windtunnel.studies.fleet.policies.slurm.rules import Rules
+
+        for at, words in never_fit(jobs, site, Rules(site.per_node, cluster=site.slurm_cluster)):
             drop([at], Reason.TOO_LARGE, words.replace("{", "{{").replace("}", "}}"))
     if not traits.sizes:
         never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)

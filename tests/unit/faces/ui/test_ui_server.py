@@ -262,7 +262,12 @@ def test_the_hubs_ids_of_shipped_models_are_no_paths(tmp_path: Path) -> None:
     line = "vllm serve Qwen/Qwen3-8B-FP8 --tensor-parallel-size 2"
     assert jobs._words(f"'{line}' --model=Qwen/Qwen3-8B") == [line, "--model=Qwen/Qwen3-8B"]
     jobs._words("'python -m vllm.entrypoints.openai.api_server --model=Qwen/Qwen3-8B'")
-    for wrong in ("vllm serve /etc/passwd", "vllm serve Qwen/Qwen3-8B --chat-template=../x", "etc/passwd"):
+    for wrong in (
+        "vllm serve /etc/passwd",
+        "vllm serve Qwen/Qwen3-8B --chat-template=../x",
+        "etc/passwd",
+        "a/../../qwen3-8b",
+    ):
         with pytest.raises(SpecError, match="drop it on the form"):
             jobs._words(f"'{wrong}'")
 

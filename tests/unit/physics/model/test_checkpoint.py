@@ -57,6 +57,7 @@ def test_a_format_that_is_not_known_is_asked_about() -> None:
 
 def test_shipped_models_and_nvidias_file_beside_a_config(tmp_path: Path) -> None:
     assert stored_as("openai/gpt-oss-120b") == Stored("bf16", "mxfp4")
+    assert stored_as("unsloth/gpt-oss-20b-BF16") == Stored("bf16")  # its experts too
     assert stored_as("deepseek-v3") == Stored("fp8_block")
     assert stored_as("llama-3.1-8b") == Stored("bf16")
     for name, stored in {

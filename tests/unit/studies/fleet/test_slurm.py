@@ -192,7 +192,7 @@ OF_ACCOUNTS += "a||ann|1|gres/gpu=24|\na||abe|1||\n"
         ("9,ann,a,wide,low,2", ""),  # 4.5 a node, a fraction left off
         ("3,ann,a,wide,high,", "gres/gpu=3, and MinTRES of QOS high is 4: Slurm lets it wait (QOSMinGRES)"),
         ("24,ann,a,wide,plain,4", ""),  # the user's own before the account's
-        ("25,ann,a,wide,plain,5", "MaxTRES of association a ann is 24: Slurm lets it wait (AssocMaxGRESPerJob)"),
+        ("25,ann,a,wide,plain,4", "MaxTRES of association a ann is 24: Slurm lets it wait (AssocMaxGRESPerJob)"),
         ("9,abe,a,wide,plain,2", "MaxTRES of association a is 8"),
         ("8,abe,a,wide,plain,1", "asks gres/gpu=8 a node, and MaxTRESPerNode of association a is 6"),
         ("9,who,b,wide,none,", ""),

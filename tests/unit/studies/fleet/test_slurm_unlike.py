@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,14 +10,17 @@ import pytest
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.changed import changed_cluster
+from windtunnel.studies.fleet.clock.on_clock import owners_of
 from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import slurm_files
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.parts.profile import UNITS, Part
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
 from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
+from windtunnel.studies.fleet.policies.slurm.gres import Gres
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Gang, Holder
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State
@@ -105,6 +109,63 @@ def test_jobs_that_have_no_room_anywhere_are_named(tmp_path: Path) -> None:
     assert words["wide"] == "asks 20 GPUs, and its nodes have 16 whole ones, 4 a node at most"
     assert words["v"] == "asks 1 GPUs of v100, and slurm.conf has none for it"
     assert set(words) == {"wide", "v", "nowhere"}
+
+
+def test_each_is_named_with_what_it_asks_for_itself(tmp_path: Path) -> None:
+    """Types that nobody has, one with braces; more nodes than there are, on a site of like nodes too."""
+    rows = "v,0,1,5,60,all,v100,\nx,0,1,5,60,all,{x},\n28,0,28,5,60,all,,\n"
+    words = [each.words for each in run(tmp_path, rows).dropped]
+    assert words[:2] == [f"asks 1 GPUs of {name}, and slurm.conf has none for it" for name in ("v100", "{x}")]
+    assert words[2] == "asks 28 GPUs, as 8 on each node: 2 of its 6 nodes have so many"
+    alike = "NodeName=n[1-4] CPUs=64 Gres=gpu:8\nPartitionName=all Nodes=ALL Default=YES\n"
+    alike += "PartitionName=first Nodes=n1\n"
+    outcome = run(tmp_path, "spread,0,16,50,60,all,,16\nwide,0,16,50,60,first,,\nnext,1,8,60,60,all,,\n", alike)
+    assert [each.words for each in outcome.dropped] == [
+        "asks 16 GPUs, as 1 on each node: 4 of its 4 nodes have so many",
+        "asks 16 GPUs, and its nodes have 8 whole ones, 8 a node at most",
+    ]
+    assert outcome.start_s[2] == 1  # nobody waits behind one that never starts
+
+
+def test_backfill_tells_types_apart(tmp_path: Path) -> None:
+    """Backfill looks as far as the last that has room: one behind it wants the same GPUs of a type that has none."""
+    conf = "NodeName=h CPUs=64 Gres=gpu:h100:8\nNodeName=a CPUs=64 Gres=gpu:a100:8\nPartitionName=all Nodes=ALL\n"
+    rows = "hold,0,8,500,500,all,h100,\nfirst,1,16,5,60,all,,\na,2,8,50,60,all,a100,\nh,3,8,50,60,all,h100,\n"
+    assert run(tmp_path, rows, conf).start_s.tolist()[2] == 30
+
+
+def test_a_node_of_several_types_has_each_of_them(tmp_path: Path) -> None:
+    conf = "NodeName=m CPUs=64 Gres=gpu:a100:2,gpu:v100:2\nNodeName=a CPUs=64 Gres=gpu:a100:4\n"
+    outcome = run(tmp_path, "v,0,2,5,60,all,v100,\n", conf)
+    assert (outcome.dropped, outcome.start_s.tolist()) == ((), [0])
+    site = parse_site(str(tmp_path / "slurm.conf"))
+    assert site.slurm_cluster.of_type("a100") == 0b11
+    assert "gpu:4" in slurm_files(site.slurm_cluster, site)["slurm.conf"]
+
+
+def test_slices_are_no_whole_gpus_and_lie_on_the_lightest_nodes(tmp_path: Path) -> None:
+    cut = "Gres=gpu:a100:4,gpu:a100_1g.10gb:7"
+    lines = f"NodeName=s1 CPUs=64 {cut} Weight=9\nNodeName=s2 CPUs=64 {cut} Weight=5\n"
+    lines += "NodeName=s3 CPUs=64 Gres=gpu:a100:2\n"
+    (tmp_path / "slurm.conf").write_text(lines)
+    cluster = read_cluster([tmp_path / "slurm.conf"], "a100")
+    assert cluster.sizes == (5, 5, 2)
+    assert Rules(5, cluster=cluster).gang(8, 0, "", 0b111) == Gang(8, 4)  # 4 on each of two
+    free = Gres(cluster, 3, 5)
+    (part,) = free.slices
+    assert free.choose((part, 2), 0b011) == ((1, (part, 2)),)
+    shared = replace(cluster, divided=(), sizes=(), shares=2)
+    room = Gres(shared, 3, 5)
+    assert [node for node, _ in room.choose((Part(UNITS // 2), 1), 0b011) or ()] == [1]
+
+
+def test_components_of_a_job_together_have_the_nodes_of_all(tmp_path: Path) -> None:
+    head = "JobID|Submit|Start|End|Elapsed|AllocTRES|ReqTRES|NNodes|User|State\n"
+    time = "2026-01-01T00:00:00|2026-01-01T00:00:00|2026-01-01T01:00:00|01:00:00"
+    rows = [f"4+{at}|{time}|gres/gpu=8|gres/gpu:{kind}=8,node=2|2|u|COMPLETED\n" for at, kind in enumerate(("a", "b"))]
+    (tmp_path / "log.txt").write_text(head + "".join(rows))
+    (owner,) = owners_of(read_jobs(tmp_path / "log.txt"))
+    assert (owner.nodes, owner.gpu) == (4, "")
 
 
 @pytest.mark.parametrize(("policy", "options"), [("easy", {}), ("slurm", {"pool": True})])

@@ -230,6 +230,8 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
     gpu_seconds = [
         attempt.held_s * attempt.gpus for component in components for attempt in component if attempt.held_s is not None
     ]
+    asked = [component[-1].cells for component in components if component[-1].gpus] or [last.cells]
+    types = {_type_asked(cells["ReqTRES"]) for cells in asked}
     ended = "unfinished" if state in GOING else "failed" if state in FAILED else ""
     return {
         "job": first.job,
@@ -249,14 +251,22 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "account": last.cells["Account"],
         "billing": _tres(last, "billing"),
         "cpus": _tres(last, "cpu"),
-        "nodes": last.cells["NNodes"] if last.cells["NNodes"].isdecimal() else None,
-        "nodes_asked": next(iter(re.findall(r"(?:^|,)node=(\d{1,9})(?=,|$)", last.cells["ReqTRES"])), None),
-        "gpu_type": _type_asked(last.cells["ReqTRES"]),
+        "nodes": _sum([cells["NNodes"] if cells["NNodes"].isdecimal() else None for cells in asked]),
+        "nodes_asked": _sum(
+            [next(iter(re.findall(r"(?:^|,)node=(\d{1,9})(?=,|$)", cells["ReqTRES"])), None) for cells in asked]
+        ),
+        "gpu_type": types.pop() if len(types) == 1 else "",
         "log_state": state,
         "log_restarts": restarts,
         "cluster": last.cells["Cluster"],
         "log_gpu_seconds": repr(sum(gpu_seconds)) if started is not None and parts <= {""} else None,
     }
+
+
+def _sum(counts: Sequence[str | None]) -> int | None:
+    """Of all components; None where one does not say."""
+    known = [int(count) for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _type_asked(tres: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def file_beside(path: Path, *names: str | Path) -> Path | None:
     above = [folder, *folder.parents]
     within = above[: above.index(here) + 1] if here in above else [folder]
     places = (at / name for at in within for name in names)
-    return next((place for place in places if place.is_file() and place.resolve().is_relative_to(within[-1])), None)
+    return next((place for place in places if isfile(place) and place.resolve().is_relative_to(within[-1])), None)
 
 
 def _leaves(document: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:

@@ -119,6 +119,9 @@ def test_the_file_of_accelerate_launch_says_how_a_job_is_sharded(tmp_path: Path)
     found = read_native(run, 8)
     assert (found.fields["framework"], found.fields["zero_stage"]) == ("deepspeed", 2)
     assert "config_file zero2.yaml (no such file beside it: taken for deepspeed, ZeRO 2)" in found.unknown
+    run.write_text(line.format(f"--config_file {'n' * 300}"))  # no file system has such a name
+    assert any("no such file beside it: taken for plain replicas" in text for text in read_native(run, 8).unknown)
+    run.write_text(line.format("--config_file zero2.yaml"))
     (tmp_path / "zero2.yaml").write_text(
         "distributed_type: FSDP\nmixed_precision: 'no'\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
     )

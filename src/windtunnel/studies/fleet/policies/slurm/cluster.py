@@ -88,7 +88,7 @@ class Cluster:
     nodes: int = 0
     per_node: int = 0  # the most that a node has
     sizes: tuple[int, ...] = ()  # GPUs of each node, where they are unlike
-    types: tuple[str, ...] = ()  # of the GPUs of each node, as Gres names them; empty where it names none
+    types: tuple[str, ...] = ()  # of the GPUs of each node, as Gres names them, by +; empty where it names none
     heavy: tuple[int, ...] = ()  # Weight of each node, where they are unlike: the lightest are taken first
     gpu: str = "gpu"
     divided: tuple[Mapping[str, int], ...] = ()  # of each node, the slices of MIG into which some GPUs are cut
@@ -124,8 +124,8 @@ class Cluster:
         return self.cpus if all(count >= gpus for count, gpus in zip(self.cpus, sizes, strict=False)) else ()
 
     def of_type(self, name: str) -> int:
-        """Nodes whose GPUs have a type, as bits."""
-        return sum(1 << node for node, each in enumerate(self.types) if each == name)
+        """Nodes that have GPUs of a type, as bits."""
+        return sum(1 << node for node, each in enumerate(self.types) if name in each.split("+"))
 
     @property
     def by_weight(self) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def _asked(text: str) -> list[Asked]:
 
 
 class _Node(NamedTuple):
-    """A node of slurm.conf: GPUs, and the type of all of them; empty: none, or several."""
+    """A node of slurm.conf: GPUs, and their types."""
 
     gpus: int
     cpus: int
@@ -151,7 +151,7 @@ class _Node(NamedTuple):
 
 
 def _gres(text: str, typed: Sequence[Asked]) -> tuple[Counter[str], str]:
-    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`; the type of its whole GPUs.
+    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`; the types of its whole GPUs.
 
     `typed`: of gres.conf.
     """
@@ -163,7 +163,7 @@ def _gres(text: str, typed: Sequence[Asked]) -> tuple[Counter[str], str]:
         counts[profile[0] if profile else name] += count
         if name == "gpu" and not profile:
             types.add(kind)
-    return counts, types.pop() if len(types) == 1 else ""
+    return counts, "+".join(sorted(types))
 
 
 def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked]] = MappingProxyType({})) -> Cluster:

@@ -36,7 +36,7 @@ class Gres(Free):
         whole = [size - cut for size, (_, cut) in zip(sizes, cuts, strict=True)]
         super().__init__(whole, per_node, cluster.node_cpus, sizes, cluster.by_weight)
         counts = {part: [len(of.get(part, ())) for of, _ in cuts] for of, _ in cuts for part in of}
-        self.slices = {part: Free(each, max(each)) for part, each in counts.items()}
+        self.slices = {part: Free(each, max(each), by_weight=self.by_weight) for part, each in counts.items()}
         self.shared: dict[int, dict[int, int]] = {}  # units in use, by node and GPU
 
     def copy(self) -> Gres:
@@ -129,18 +129,19 @@ def on_board(job: Running, units: Units, board: BoardOfParts, cluster: Cluster) 
 def never_fit(jobs: Jobs, site: Site, rules: Rules) -> Iterator[tuple[int, str]]:
     """Jobs that the empty cluster has no room for, with the reason."""
     empty, everywhere = Gres(rules.cluster, site.nodes, site.per_node), (1 << site.nodes) - 1
-    why: dict[tuple[Need, int], str] = {}
+    why: dict[tuple[Need, int, str], str] = {}
     queues = jobs.columns.get("queue", [""] * len(jobs))
     for at, (part, owner) in enumerate(zip(parts_of(jobs, site), owners_of(jobs), strict=True)):
         if isinstance(part, str):
             continue
         gpus, among = int(jobs.gpus[at]), rules.of_partition(queues[at], everywhere)
         need = rules.gang(gpus, owner.nodes, owner.gpu, among) if part is None else (part, gpus)
-        if (need, among) not in why:
-            text = jobs.columns["part"][at] if part else owner.gpu
-            why[need, among] = "" if empty.fits(need, among) else _why(need, empty, among, text)
-        if why[need, among]:
-            yield at, why[need, among]
+        text = jobs.columns["part"][at] if part else owner.gpu
+        key = need, among, text
+        if key not in why:
+            why[key] = "" if empty.fits(need, among) else _why(need, empty, among, text)
+        if why[key]:
+            yield at, why[key]
 
 
 def _why(need: Need, empty: Gres, among: int, text: str) -> str:
@@ -149,7 +150,10 @@ def _why(need: Need, empty: Gres, among: int, text: str) -> str:
         if not free:
             of = f"GPUs of {text}" if text else "GPUs"
             return f"asks {need.gpus} {of}, and slurm.conf has none for it"
-        return f"asks {need.gpus} GPUs, and its nodes have {sum(free)} whole ones, {max(free)} a node at most"
+        if sum(free) < need.gpus:
+            return f"asks {need.gpus} GPUs, and its nodes have {sum(free)} whole ones, {max(free)} a node at most"
+        enough = (empty.at_least[need.each] & among & need.on).bit_count()
+        return f"asks {need.gpus} GPUs, as {need.each} on each node: {enough} of its {len(free)} nodes have so many"
     part, count = need
     if not part.slices:
         return f"asks for shares on {count} nodes, one GPU each, of {empty.at_least[1].bit_count()}"

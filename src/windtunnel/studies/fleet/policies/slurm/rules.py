@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import repeat
 
 from windtunnel.studies.fleet.clock.running import NS, Running
-from windtunnel.studies.fleet.parts.profile import UNITS, Part, profiles_of
+from windtunnel.studies.fleet.parts.profile import UNITS, Part, cuts_of, profiles_of
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Limits
 from windtunnel.studies.fleet.policies.slurm.nodes import Gang, Need, bits
 from windtunnel.studies.fleet.policies.slurm.order import Factors, Key, factors_of, levels
@@ -146,6 +147,15 @@ class Rules:
         return self.gang(job.gpus // self.unit, owner.nodes, owner.gpu, self.nodes_of(job, everywhere))
 
     @cached_property
+    def _whole(self) -> list[int]:
+        """Whole GPUs of each node, where they are unlike or some are in slices."""
+        sizes, cluster = self.cluster.sizes, self.cluster
+        if not cluster.divided:
+            return list(sizes)
+        of_each = zip(sizes or repeat(self.per_node), cluster.divided, strict=False)
+        return [size - cuts_of(divided, cluster.gpu)[1] for size, divided in of_each]
+
+    @cached_property
     def _gangs(self) -> dict[tuple[int, int, str, int], Gang]:
         return {}
 
@@ -158,13 +168,13 @@ class Rules:
         key = gpus, nodes, gpu, among
         if key not in self._gangs:
             on = self.cluster.of_type(gpu) if self.per_node and gpu and any(self.cluster.types) else -1
-            sizes = sorted(self.cluster.sizes[node] for node in bits(among & on)) if self.cluster.sizes else []
+            sizes = sorted(self._whole[node] for node in bits(among & on)) if self._whole else []
             each = self.per_node or 1
             if nodes > 1 and gpus % nodes == 0 and gpus // nodes <= each:
                 each = gpus // nodes
             elif sizes:
                 enough = (size for at, size in enumerate(sizes) if size * (len(sizes) - at) >= gpus)
-                each = max(enough, default=sizes[-1])
+                each = max(enough, default=sizes[-1]) or 1
             self._gangs[key] = Gang(gpus, each, on)
         return self._gangs[key]
 
