@@ -17,7 +17,7 @@ from windtunnel.real.capture.processes.scheduler import Workers
 from windtunnel.real.capture.source.branches import deciding_clocks, deciding_places
 from windtunnel.real.capture.source.conditions import calls_not_reached, ranks_named
 from windtunnel.real.capture.source.set_order import numbers_drawn, orders_taken
-from windtunnel.real.capture.uneven_loops import CALLS, uneven_loops
+from windtunnel.real.capture.uneven_loops import CALLS, Outcome, uneven_loops
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
 from windtunnel.studies.programs.rank_classes.equality import first_difference
@@ -335,7 +335,7 @@ def _split(line: str) -> tuple[str, int]:
     return path, int(number)
 
 
-def _short(path: str, outcome: Mapping[str, Any]) -> str:
+def _short(path: str, outcome: Outcome) -> str:
     files = outcome.get("files", {})
     return str(files.get(path) or files.get(str(Path(path).resolve())) or path)
 

@@ -15,10 +15,10 @@ CALLS = (
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "batch_isend_irecv"),
 )
 
-_Outcomes = Mapping[int, Mapping[str, Any]]  # of each rank that was run, as its process reports it
+Outcome = Mapping[str, Any]  # of a rank that was run, as its process reports it
 
 
-def uneven_loops(outcomes: _Outcomes, logs: Mapping[int, CallLog], world: int) -> list[Finding]:
+def uneven_loops(outcomes: Mapping[int, Outcome], logs: Mapping[int, CallLog], world: int) -> list[Finding]:
     """What is wrong with such loops: ranks part at their end, or a call within `Join` waits for who is through."""
     rounds: dict[tuple[str, int, str], dict[int, list[int]]] = {}
     for rank, outcome in sorted(outcomes.items()):
@@ -48,7 +48,7 @@ def _not_shadowed(
     line: int,
     head: str,
     ranks: Mapping[int, list[int]],
-    outcomes: _Outcomes,
+    outcomes: Mapping[int, Outcome],
     logs: Mapping[int, CallLog],
     world: int,
 ) -> list[Finding]:

@@ -16,6 +16,7 @@ from windtunnel.physics.model.layers.layer import (
     head_operations,
     layer_operations,
 )
+from windtunnel.physics.model.layers.parts import product
 from windtunnel.physics.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed
 
 H, HEADS, KV, FFN, VOCAB, S, B = 24, 6, 3, 40, 100, 16, 2
@@ -249,6 +250,16 @@ def test_a_masked_dispatch_writes_tables_of_tokens_by_places() -> None:
     assert found["unpermute"].shape == (1, T, H, 2 * T)
     assert found["unpermute"].saved_bytes == 2 * T * H * W
     assert found["unpermute"].output_bytes == T * H * W
+    of_four = transformer(hidden=H, layers=1, heads=HEADS, vocab=VOCAB, ffn=FFN, experts=8, topk=4)
+    plain, found = (ops(of_four, ep=4, deduplicates=False, masked_dispatch=one) for one in (False, True))
+    more = T * 4 * T * (4 * 4 + 12 * (4 - 1) + 4 + 1 + 1 + W)  # a table for each of four choices, three sums
+    assert found["router"].forward_bytes == plain["router"].forward_bytes + more
+
+
+def test_a_product_in_groups_keeps_the_input_of_each() -> None:
+    grouped = product("up", "experts", (5, 7, 11, 13), 2.0)
+    assert (grouped.saved_bytes, grouped.output_bytes) == (5 * 7 * 13 * 2, 5 * 7 * 11 * 2)
+    assert (grouped.flops, grouped.weight_elements) == (2 * 5 * 7 * 11 * 13, 5 * 11 * 13)
 
 
 def test_experts_that_fetch_their_rows_sort_and_cast_none() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.hardware import parse_cluster
-from windtunnel.physics.step.disturbances.disturbances import SAMPLES, parse_disturbances
+from windtunnel.physics.step.disturbances.disturbances import SAMPLES, link_times, parse_disturbances
 from windtunnel.questions.asked.parts.scenario import Scenario
 from windtunnel.questions.old import question_of_command
 from windtunnel.questions.reading import read
@@ -154,6 +154,16 @@ def test_a_node_cannot_lose_all_its_nics():
 def test_bad_numbers_are_named(more):
     with pytest.raises(SpecError, match=next(iter(more))):
         parse_disturbances(Scenario(["gpu=1:1.2"], **more), CLUSTER)
+
+
+def test_a_lost_nic_is_carried_by_its_neighbour_on_its_own_node():
+    """By itself on node 1 as on node 0; with its neighbour lost too, by the next: both at a third of its rate."""
+    for node in (0, 1):
+        first = 8 * node
+        alone = link_times([one(f"lost=node{node}.nic4")], CLUSTER)
+        assert alone == {first + 4: 2.0, first + 5: 2.0}
+        two = [one(f"lost=node{node}.nic{nic}") for nic in (4, 5)]
+        assert {gpu - first: times for gpu, times in link_times(two, CLUSTER).items()} == {4: 3.0, 5: 3.0, 6: 3.0}
 
 
 def test_all_gpus_can_be_drawn():
