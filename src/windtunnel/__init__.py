@@ -71,7 +71,7 @@ _HOME = {
     "UserError": ("errors", "UserError"),
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("studies.serving", "Workload"),
-    "advise": ("studies.planning.advice", "advise"),
+    "advise": ("studies.planning.advice.advise", "advise"),
     "ask": ("questions", "ask"),
     "calibrate": ("real.calibrate.run", "calibrate"),
     "capture": ("real.capture.question", "capture"),

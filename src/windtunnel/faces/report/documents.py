@@ -17,7 +17,7 @@ from windtunnel.views import Bars, Curve, Document, Heat, Lanes, Number, Table
 # Class of an answer -> module of this package, and its function.
 DOCUMENTS = {
     "physics.step.result:Result": "prediction.views:prediction_document",
-    "studies.planning.answer:Plans": "plans:plans_document",
+    "studies.planning.answers.plans:Plans": "plans:plans_document",
     "studies.resilience.study:Survival": "survival:survival_document",
     "studies.resilience.spot.study:SpotAnswer": "survival:spot_document",
     "studies.fabric:FabricResult": "fabric:fabric_document",
