@@ -58,7 +58,7 @@ class Site:
     @property
     def gpus(self) -> int:
         """GPUs of all pools."""
-        return sum(self.node_sizes)
+        return sum(self.sizes) or self.nodes * self.per_node
 
     @property
     def node_sizes(self) -> tuple[int, ...]:

@@ -174,6 +174,11 @@ def test_who_knows_one_size_of_nodes_says_so(policy: str, options: dict[str, obj
         run(tmp_path, "a,0,4,5,60,all,,\n", CONF.replace("PartitionName", "#") if options else CONF, policy, **options)
 
 
+def test_a_cluster_of_more_nodes_than_there_can_be_is_refused_before_it_is_laid_out() -> None:
+    with pytest.raises(SpecError, match="give from 1 to"):
+        parse_site("gpu:99999999999999x1")  # a list of its nodes would not fit in memory
+
+
 def test_its_files_are_written_as_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text(CONF)
     site = parse_site(str(tmp_path / "slurm.conf"))

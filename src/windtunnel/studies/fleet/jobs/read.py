@@ -46,19 +46,8 @@ FURTHER = (
     *("ended", "command", "max_gpus", "privacy", "data_gb", "data_at", "seq_len", "tp", "pp", "cp", "ep"),
     # as the log of a scheduler has them
     *("queue", "cluster_queue", "qos", "priority", "account", "limit_s", "eligible_s", "end_s"),
-    *(
-        "log_state",
-        "log_restarts",
-        "log_gpu_seconds",
-        "billing",
-        "cpus",
-        "nodes",
-        "nodes_asked",
-        "gpu_type",
-        "topology",
-        "pod_gpus",
-        "part",
-    ),
+    *("log_state", "log_restarts", "log_gpu_seconds", "billing", "cpus", "nodes", "nodes_asked", "gpu_type"),
+    *("topology", "pod_gpus", "part"),
     *TRAFFIC,
 )  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods

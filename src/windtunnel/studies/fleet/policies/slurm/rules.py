@@ -183,7 +183,7 @@ class Rules:
         return self.of_partition(job.queue, whole)
 
     def of_partition(self, queue: str, whole: int) -> int:
-        """Its nodes."""
+        """Nodes of a partition, of those that there are."""
         partition = self.cluster.partition(queue)
         if partition is None or not self.per_node or partition.nodes == (1 << self.cluster.nodes) - 1:
             return whole
