@@ -16,8 +16,8 @@ from windtunnel.files.bytes import first_bytes
 Flags = list[tuple[str, str | None]]  # in order; None: a switch
 
 SWITCHES = (
-    *("--goodput", "--json", "--prefix-caching", "--no-prefix-caching"),
-    *("--chunked-prefill", "--no-chunked-prefill", "--help", "-h"),
+    *("--goodput", "--json", "--full", "--prefix-caching", "--no-prefix-caching"),
+    *("--chunked-prefill", "--no-chunked-prefill", "--help", "--help-all", "-h"),
 )
 RENAMED = {"--gpu-hour": "--price", "--requests-out": "--rows", "--jobs-out": "--rows", "--page": "--report"}
 LAYOUT = ("--tp", "--pp", "--dp", "--ep")

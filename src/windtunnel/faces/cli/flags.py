@@ -91,15 +91,17 @@ def app_of(name: str, commands: Sequence[Command], *, everything: bool = False) 
     """What cyclopts is given for a word: its verb, or an application of the verbs that begin with it."""
     if [row.verb for row in commands] == [name]:
         return command(*commands[0], everything=everything)
+    made = {row.verb: command(*row, everything=everything) for row in commands}
+    below = (made[name].__doc__ or "").removeprefix(help_of(name)) if name in made else ""  # its example
     app = App(
         name=name,
-        help=TITLES.get(name) or help_of(name),
+        help=(TITLES.get(name) or help_of(name)) + below,
         default_parameter=Parameter(show_default=False),
         help_format="plaintext",
         result_action="return_value",
     )
-    for row in commands:
-        (app.default if row.verb == name else app.command)(command(*row, everything=everything))
+    for verb, function in made.items():
+        (app.default if verb == name else app.command)(function)
     return app
 
 
@@ -190,6 +192,9 @@ def command(
     verb_function.__name__ = verb.rpartition(" ")[2]
     row = QUESTIONS[verb]
     verb_function.__doc__ = row.text + (f"\n\nExample: windtunnel {verb} {row.example}" if row.example else "")
+    rare = any(all(meaning.about.rare for meaning in meanings) for meanings in flag_fields(kind).values())
+    if not everything and (rare or not {*outputs} <= {"report", "json"}):
+        verb_function.__doc__ += f"\n\nRarer flags: windtunnel {verb} --help-all"
     verb_function.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     verb_function.__annotations__ = {argument.name: argument.annotation for argument in arguments}
     return verb_function

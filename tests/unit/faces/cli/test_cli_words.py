@@ -6,10 +6,12 @@ import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from inspect import signature
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from calibrated_cpu import calibrated_cpu
@@ -18,14 +20,15 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.app import build, main
-from windtunnel.faces.cli.flags import FlagValues, spelled
+from windtunnel.faces.cli.flags import FlagValues, command, spelled
 from windtunnel.faces.cli.output import cold
 from windtunnel.faces.cli.predict import plan_below
-from windtunnel.faces.cli.verbs import LAUNCHERS
+from windtunnel.faces.cli.verbs import HOME, LAUNCHERS
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.questions import QUESTIONS, question_class, read
 from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.former import current
 from windtunnel.questions.old import question_of_command
 from windtunnel.questions.words import flag_fields, from_flags, positional_of
 from windtunnel.real.calibrate.document import to_yaml
@@ -97,6 +100,32 @@ def test_switches_take_on_and_off_as_results_print_them() -> None:
     words = ["predict", "--overlap-tp", "true", "--compile=off", "--cuda-graphs", "--tp", "8", "--overlap-ep", "no"]
     found = ["predict", "--overlap-tp", "--no-compile", "--cuda-graphs", "--tp", "8", "--no-overlap-ep"]
     assert spelled(words) == found
+
+
+@pytest.mark.parametrize("verb", sorted({verb.split()[0] for verb in QUESTIONS}))
+def test_a_switch_takes_no_word_behind_it(verb: str) -> None:
+    """`serve ... --full --report run.html` was read as a `--full` of the value --report."""
+    module = import_module(f"windtunnel.faces.cli.{HOME.get(verb, verb)}")
+    for row in getattr(module, "COMMANDS", ()):
+        switches = [
+            f"--{name}"
+            for name, argument in signature(command(*row)).parameters.items()
+            if get_args(argument.annotation)[0] is bool and argument.name in row.outputs
+        ]
+        assert "--json" in switches or "json" not in row.outputs
+        for switch in switches:
+            words = [*row.verb.split(), "there", switch, "--report", "run.html"]
+            assert spelled(current(words)) == words
+
+
+@pytest.mark.parametrize("verb", ["predict", "serve plan", "fleet", "model", "schema"])
+def test_help_says_where_its_rarer_flags_are(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb.split(), "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main([*verb.split(), "--help-all"]) == 0
+    long = capsys.readouterr().out
+    assert (f"Rarer flags: windtunnel {verb} --help-all" in short) == (short != long)
+    assert "Rarer flags" not in long
 
 
 @given(st.lists(st.sampled_from(["--tp", "8", "model", "--x=on", "--", "on", *SWITCHES]), max_size=8))
