@@ -27,6 +27,7 @@ from windtunnel.studies.serving.step_time.times import TICKS_PER_S, Prices, Step
 
 # Launches of a dense layer over those of one with experts: vLLM's on Hopper (0.35 ms) over SGLang's of DeepSeek-V3.
 DENSE_LAUNCHES = 0.26
+WIDE_GRAPHS = 4  # tensor-parallel ranks from which `graph_limit_wide` counts
 UNMEASURED_BAND = 0.5  # log half-width of step times on a GPU that nobody timed; as far as roofline was off elsewhere
 
 
@@ -137,12 +138,15 @@ def engine_of(
     used = (load_engine(deployment.engine) if profile is None else profile).on(cluster.gpu)
     nodes = -(-deployment.tp // cluster.gpus_in_domain)
     used = on_its_host(used, deployment)
+    if used.graph_limit_wide and deployment.gpus // deployment.pp >= WIDE_GRAPHS:
+        used = replace(used, graph_limit=used.graph_limit_wide)
     used = replace(used, collective_gap_s=used.collective_gap_s + used.node_sum_s * (nodes - 1))
     kv = kv_format(deployment, used, cluster)
     memory, most = _states_apart(memory_of(model, deployment, used, cluster, kv), deployment, used)
     compressed = any(isinstance(layer.attention, Compressed) for layer in model.layers)
-    if compressed and used.compressed_seqs and deployment.max_num_seqs is None:
-        most = min(most, used.compressed_seqs / deployment.attn_dp)
+    limits = [used.compressed_seqs if compressed else 0, used.draft_seqs if deployment.speculative_tokens else 0]
+    if deployment.max_num_seqs is None:
+        most = min([most, *(limit / deployment.attn_dp for limit in limits if limit)])
     size = deployment.block_size or used.block_size
     of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
     blocks = of_rank * deployment.attn_dp

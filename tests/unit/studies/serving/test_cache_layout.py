@@ -109,10 +109,10 @@ def test_more_captured_graphs_leave_less_for_the_cache() -> None:
 
 
 def test_sglang_works_out_its_share_of_the_memory() -> None:
-    """Its formula on a GPU of 80 GB: 512 + 1.5 x 8,192 + 2 x 512 + 128 MiB, which is 13,952."""
+    """Its formula on a GPU of 80 GB: 512 + 1.5 x 8,192 + 2 x 256 + 128 MiB, which is 13,440."""
     model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
     chosen = engine_of(model, cluster, Deployment(engine="sglang-0.5.9"))
-    share = round(1.0 - 13952 * 2**20 / cluster.gpu.usable_memory_bytes, 3)
+    share = round(1.0 - 13440 * 2**20 / cluster.gpu.usable_memory_bytes, 3)
     given = engine_of(model, cluster, Deployment(engine="sglang-0.5.9", gpu_memory_utilization=share))
     assert chosen.memory.kv == given.memory.kv
     seeing = engine_of(replace(model, tower=(24, 1024)), cluster, Deployment(engine="sglang-0.5.9"))  # ViT-L/14: 0.95
@@ -120,5 +120,29 @@ def test_sglang_works_out_its_share_of_the_memory() -> None:
     assert chosen.memory.kv - seeing.memory.kv == pytest.approx(taken)
     larger = engine_of(replace(model, tower=(48, 1024)), cluster, Deployment(engine="sglang-0.5.9"))
     assert chosen.memory.kv - larger.memory.kv == pytest.approx(taken * (1.0 - 0.95 * 0.9) / 0.05)
-    drafting = engine_of(model, cluster, Deployment(engine="sglang-0.5.9", speculative_tokens=2, acceptance=0.5))
-    assert drafting.memory.kv < chosen.memory.kv
+    for release, mib in (("0.5.9", 13440 + 2048), ("0.5.12", 13440 + 4096), ("0.5.14", 13440)):  # beside drafts
+        drafts = Deployment(engine=f"sglang-{release}", speculative_tokens=2, acceptance=0.5)
+        share = round(1.0 - mib * 2**20 / cluster.gpu.usable_memory_bytes, 3)
+        given = replace(drafts, gpu_memory_utilization=share)
+        assert engine_of(model, cluster, drafts).memory.kv == engine_of(model, cluster, given).memory.kv
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tp", "release", "limit"),
+    [
+        *[("h100-sxm:4", 1, "0.5.9", 256), ("h100-sxm:4", 4, "0.5.9", 512), ("b200-sxm:1", 1, "0.5.9", 512)],
+        *[("l40s:1", 1, "0.5.9", 32), ("rtx-4090:4", 4, "0.5.19", 80), ("rtx-4090:4", 4, "0.5.20", 160)],
+    ],
+)
+def test_sglang_captures_what_its_gpu_and_its_ranks_allow(cluster: str, tp: int, release: str, limit: int) -> None:
+    deployment = Deployment(engine=f"sglang-{release}", tp=tp)
+    assert engine_of(load_model("llama-3.2-3b"), parse_cluster(cluster), deployment).profile.graph_limit == limit
+
+
+def test_sglang_runs_48_requests_with_drafts_where_nobody_gives_a_limit() -> None:
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
+    drafts = Deployment(engine="sglang-0.5.9", speculative_tokens=2, acceptance=0.5)
+    assert engine_of(model, cluster, drafts).rules.max_num_seqs == 48
+    assert engine_of(model, cluster, replace(drafts, max_num_seqs=200)).rules.max_num_seqs == 200
+    assert engine_of(model, cluster, replace(drafts, speculative_tokens=0, acceptance=0.0)).rules.max_num_seqs == 1024
+    assert engine_of(model, cluster, replace(drafts, engine="vllm-0.22")).rules.max_num_seqs == 1024

@@ -15,7 +15,7 @@ from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.predict import predicted
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
 from windtunnel.physics.cost.inference.experts import UNPACKED_PER_S
-from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.hardware import get_gpu, parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment, engine_of, load_engine
 from windtunnel.studies.serving.build import Engine, kv_format
@@ -74,6 +74,18 @@ def test_rules_of_newer_releases_stand_beside_the_newest_constants(tmp_path: Pat
     path.write_text("releases: {a: {}}\nnewer: [1]\n")
     with pytest.raises(InputFileError, match="newer"):
         load_engine(str(path))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "graphs"),
+    [("b200-sxm", 16384, 1024), ("mi300x", 16384, 512), ("h200-sxm", 8192, 512), ("a100-80gb-sxm", 2048, 512)],
+)
+def test_vllm_takes_longer_steps_on_large_gpus_from_0_28_on(gpu: str, tokens: int, graphs: int) -> None:
+    before, since = load_engine("vllm-0.27").on(get_gpu(gpu)), load_engine("vllm-0.28").on(get_gpu(gpu))
+    assert (since.max_num_batched_tokens, since.graph_limit) == (tokens, graphs)
+    assert (before.max_num_batched_tokens, before.graph_limit) == (min(tokens, 8192), 512)
+    fitted = ("decode_factor", "expert_factor", "prefill_factor", "layer_gap_s")
+    assert [getattr(since, name) for name in fitted] == [getattr(before, name) for name in fitted]
 
 
 def test_models_without_states_and_other_engines_are_limited_as_ever() -> None:

@@ -202,8 +202,9 @@ def _others_deployed(row: ServingRow, deployment: Deployment) -> Deployment:
 
 
 def of_source(row: ServingRow, profile: Profile) -> Profile:
-    """A profile that says whether its constants rest on runs of the row's source."""
-    return replace(profile, fitted_source=row.text("source").startswith(tuple(_published()["fitted"])))
+    """A profile that says whether its constants rest on runs of the row's source, whose scripts give limits."""
+    known = row.text("source").startswith(tuple(_published()["fitted"]))
+    return replace(profile, fitted_source=known, draft_seqs=0 if known else profile.draft_seqs)
 
 
 def planned_ahead(row: ServingRow, profile: Profile) -> Profile:

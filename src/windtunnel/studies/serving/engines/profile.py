@@ -93,6 +93,8 @@ class Profile:
     state_share: float = 0.0
     state_slots: int = 1
     compressed_seqs: int = 0  # sequences of a replica whose model compresses its keys (DeepSeek-V4); 0: as of any other
+    draft_seqs: int = 0  # sequences of a replica that drafts where nobody says how many; 0: as of any other
+    draft_reserved_bytes: float = 0.0  # with `static`: left beside everything where tokens are drafted
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
     filter_bytes: float = 30.0  # moved per logit where tokens are drawn from the likeliest
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
@@ -105,6 +107,7 @@ class Profile:
     asynchronous: bool = False  # the next step is planned while this one runs
     delay_steps: int = 0  # steps by which the host learns of a token later
     graph_limit: int = 512  # largest decode batch that is captured; 0 = none are
+    graph_limit_wide: int = 0  # the same with four tensor-parallel ranks or more; 0: no other
     graph_sizes: tuple[int, ...] = ()  # captured batches; () = 1, 2, 4, then every 8 to 256, then every 16
     step_s: float = 0.0
     sequence_s: float = 0.0
@@ -265,7 +268,8 @@ def _of_release(name: str, wanted: str, path: Path) -> Profile:
     for since, rules in document.get("newer", {}).items():  # read, beside constants that nobody fitted
         if not isinstance(rules, Mapping):
             raise SpecError(f"newer of {name}: {since}", rules, "give fields of a profile", str(path))
-        fields |= rules if order_of(str(since)) <= order_of(wanted) else {}
+        if order_of(str(since)) <= order_of(wanted):  # of a GPU, what was read since counts before what was fitted
+            fields |= {**rules, "by_gpu": [*rules.get("by_gpu", ()), *fields.get("by_gpu", ())]}
     profile = replace(_profile(name, wanted or release, fields, path), calibrated_to=release)
     newest = order_of(releases[-1])
     if order_of(wanted)[: len(newest)] <= newest:

@@ -241,9 +241,9 @@ def _static_share(usable: float, deployment: Deployment, profile: Profile, tower
     """SGLang's mem_fraction_static where none is given (sglang/srt/server_args.py, _handle_gpu_memory_settings; 0.5).
 
     What it leaves, in MiB: 512, 1.5 a token of a chunk, 2 a sequence of the largest graph (4.5 more of each attention
-    rank), 1,024 for 8 GPUs, and 6,144 where tokens are drafted; at least 10,240 on GPUs of more than 60 GiB. With a
-    vision tower 0.95 of that (adjust_mem_fraction_for_vlm), and a tenth less for each time that layers x width^2 is
-    ViT-L/14's again.
+    rank), 1,024 for 8 GPUs; at least 10,240 on GPUs of more than 60 GiB; and beside that `draft_reserved_bytes` where
+    tokens are drafted. With a vision tower 0.95 of that (adjust_mem_fraction_for_vlm), and a tenth less for each time
+    that layers x width^2 is ViT-L/14's again.
     """
     graph, ranks = profile.graph_limit, deployment.attn_dp
     left = 512.0 + 1.5 * max(2048, deployment.max_num_batched_tokens or profile.max_num_batched_tokens) + 2.0 * graph
@@ -252,7 +252,7 @@ def _static_share(usable: float, deployment: Deployment, profile: Profile, tower
         left += graph * ranks * (4.5 if graph > 300 else 3.0)
     if usable > 60.0 * 2.0**30:
         left = max(left, 10240.0)
-    left += 6144.0 if deployment.speculative_tokens else 0.0
+    left += profile.draft_reserved_bytes / 2.0**20 if deployment.speculative_tokens else 0.0
     share = round(1.0 - left * 2.0**20 / usable, 3)
     if tower is None:
         return share
