@@ -62,9 +62,10 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         yield Distance(words, off, "own" if named and seen["projects"] == 1 else "like")
         if not named:
             names = [name for name in read_calibration("seen.yaml") if name.startswith(f"{plan.framework} ")]
-            stated = (
-                f"of {release_name(plan.release)} no run was measured" if plan.release else "none is given (--release)"
-            )
+            stated = "none is given (--release)"
+            if plan.release:
+                others = ", ".join(name.partition(" ")[2] for name in names)
+                stated = f"of {release_name(plan.release) or plan.release} no run was measured (of {others} some were)"
             which = stated if names else "no measured run says of which it is"
             yield Distance(f"releases of {layout.habits.title} differ, and {which}", rules["release"])
         if plan.precision not in seen["precisions"]:

@@ -34,6 +34,12 @@ def test_a_release_that_is_not_named_makes_the_band_wider_and_is_said() -> None:
     assert "releases of Megatron-Core differ, and none is given" in reason
 
 
+@pytest.mark.parametrize(("release", "name"), [("foo", "foo"), ("mcore-0.15", "mcore")])
+def test_a_release_of_which_no_run_was_measured_says_of_which_some_were(release: str, name: str) -> None:
+    _, reason = width(release=release)
+    assert f"of {name} no run was measured (of bridge, megatron, mlperf, nemo, primus some were)" in reason
+
+
 def test_of_one_project_the_band_is_the_mean_of_what_its_runs_and_their_parts_say() -> None:
     sigma = {"software": 0.1, "gemm": 0.0, "other": 0.0}
     like, own = (band_of({"gemm": 100}, 0.0, sigma, [("", 0.2, of)], experts=False).high - 1 for of in ("like", "own"))
