@@ -29,9 +29,8 @@ class HostPrices:
         # A calibration has timed its own host.
         speed = layout.cluster.host.cpu_speed if calibration is None else 1.0
         launch_s = (costs.graph_launch_s if plan.cuda_graphs else costs.launch_s[plan.framework]) / speed
-        modules = calibration is not None or costs.backward_launch[plan.framework] < 1.0  # plain ones
-        if modules and plan.compile and not plan.cuda_graphs and costs.compiled_launch_s is not None:
-            launch_s = costs.compiled_launch_s / speed
+        if calibration is not None and plan.compile and not plan.cuda_graphs and costs.compiled_launch_s is not None:
+            launch_s = costs.compiled_launch_s
         self.launch_s = 0.0 if on_cpu else launch_s
         self.unmeasured_launch_s = launch_s if on_cpu else 0.0  # of what a calibration of a CPU has not timed
         by_engine = not (plan.cuda_graphs or plan.compile or calibration is not None)
