@@ -272,9 +272,9 @@ def _untuned(layout: Layout, step: LoweredStep, reading: Reading) -> tuple[Readi
     """The band up to a step whose host nobody tuned, and that in words where it reaches further.
 
     Prices of launches are of runs that their makers tuned (processes bound to cores, graphs, fused routers). On others'
-    clusters, kernel by kernel, an op takes up to three times as long to issue; a bubble grows with its passes.
+    clusters, kernel by kernel, an op takes up to `slower_host` times as long to issue; a bubble grows with its passes.
     """
-    if layout.cluster.calibration is not None:
+    if layout.cluster.calibration is not None or layout.plan.cuda_graphs:
         return reading, ""
     slower, runs = training_document()["distance"]["slower_host"], step.runs()
     now = sum(float(count) * segment.duration_ns for count, segment in zip(runs, step.segments, strict=True))
