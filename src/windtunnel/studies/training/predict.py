@@ -276,7 +276,8 @@ def _untuned(layout: Layout, step: LoweredStep, reading: Reading) -> tuple[Readi
     """
     if layout.cluster.calibration is not None or layout.plan.cuda_graphs:
         return reading, ""
-    slower, runs = training_document()["distance"]["slower_host"], step.runs()
+    factors, runs = training_document()["distance"]["slower_host"], step.runs()
+    slower = factors.get(layout.plan.framework, factors["default"])
     now = sum(float(count) * segment.duration_ns for count, segment in zip(runs, step.segments, strict=True))
     then = sum(float(count) * segment.with_host_ns(slower) for count, segment in zip(runs, step.segments, strict=True))
     longest = round(reading.total_ns * then / max(1.0, now))
