@@ -48,7 +48,7 @@ def judged(rows: Known, source: str, every: int, generation: str) -> list[tuple[
 
 
 def _inside(off: float, low: float, high: float, factor: float) -> bool:
-    """Whether ln(measured / predicted) lies in a band so many times as wide; its ends are 1 / (1 + z), 1 + 1.15 z."""
+    """Whether ln(measured / predicted) lies in a band so many times as wide; its ends are 1 / (1 + .7 z), 1 + 1.5 z."""
     return -math.log1p(factor * math.expm1(-low)) <= off <= math.log1p(factor * math.expm1(high))
 
 

@@ -157,8 +157,8 @@ def test_products_of_routed_experts_widen_the_band_of_a_captured_step() -> None:
         assert found.breakdown_ns["gemm"] > 0.9 * found.step_time_ns
         return found.step_time_p95_ns / found.step_time_ns
 
-    assert width("router") > 1.2
-    assert width("none") < 1.15
+    assert width("router") > 1.3
+    assert width("none") < 1.2
     assert width("elsewhere") == pytest.approx(width("none"), abs=0.01)  # a metric picks the top too
 
 

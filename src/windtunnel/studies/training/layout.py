@@ -147,7 +147,8 @@ class Layout:
     @property
     def deduplicates(self) -> bool:
         """Whether expert dispatch sends a token once to each rank that has experts for it."""
-        own = True if self.plan.dispatcher else software(self.plan.release).deduplicates
+        dispatcher = self.plan.dispatcher
+        own = dispatcher != "alltoall" if dispatcher else software(self.plan.release).deduplicates
         return self.habits.deduplicates if own is None else own
 
     @property

@@ -35,7 +35,7 @@ class LinkPrices:
             if transfer.kind == "all_to_all" and transfer.group == "ep":
                 sustained, across = self.costs.sustained, group.domains > 1
                 factor = sustained.dispatch_across if across else sustained.dispatch
-                if across and self.layout.plan.dispatcher:
+                if across and self.layout.plan.dispatcher not in (None, "alltoall"):
                     factor = group.domains / (group.domains - 1.0)  # tokens of the own domain count as well
                 price = price.fitted(factor, self._sigma["exposed"])
             shared = self.costs.sustained.shared

@@ -17,6 +17,7 @@ import numpy as np
 from windtunnel.errors import SpecError
 from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.cost.price import Source
+from windtunnel.physics.cost.training import training_document
 from windtunnel.physics.engine import Timeline, exposed
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
@@ -219,7 +220,8 @@ def _result(
     full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
-    elsewhere = (_behind_the_passes(layout, step, reading), _stopped_elsewhere(layout, reading))
+    reading, host = _untuned(layout, step, reading)
+    elsewhere = (host, _behind_the_passes(layout, step, reading), _stopped_elsewhere(layout, reading))
     reading = replace(reading, band_reason="; ".join(words for words in (reading.band_reason, *elsewhere) if words))
     memory_p95 = round(most.device_bytes * (1.0 + memory_spread(layout)))
     tight = most.device_bytes <= cluster.gpu.usable_memory_bytes < memory_p95
@@ -264,6 +266,25 @@ def _spec(layout: Layout) -> dict[str, object]:
         "cluster": layout.cluster.summary_dict(),
         "plan": layout.plan.to_dict() | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
     }
+
+
+def _untuned(layout: Layout, step: LoweredStep, reading: Reading) -> tuple[Reading, str]:
+    """The band up to a step whose host nobody tuned, and that in words where it reaches further.
+
+    Prices of launches are of runs that their makers tuned (processes bound to cores, graphs, fused routers). On others'
+    clusters, kernel by kernel, an op takes up to `slower_host` times as long to issue; a bubble grows with its passes.
+    """
+    if layout.cluster.calibration is not None or layout.plan.cuda_graphs:
+        return reading, ""
+    factors, runs = training_document()["distance"]["slower_host"], step.runs()
+    slower = factors.get(layout.plan.framework, factors["default"])
+    now = sum(float(count) * segment.duration_ns for count, segment in zip(runs, step.segments, strict=True))
+    then = sum(float(count) * segment.with_host_ns(slower) for count, segment in zip(runs, step.segments, strict=True))
+    longest = round(reading.total_ns * then / max(1.0, now))
+    if longest <= reading.p95_ns:
+        return reading, ""
+    words = f"a host that issues kernels {slower:g} times as slowly would take {longest / reading.total_ns - 1:+.0%}"
+    return replace(reading, p95_ns=longest), words
 
 
 def _behind_the_passes(layout: Layout, step: LoweredStep, reading: Reading) -> str:

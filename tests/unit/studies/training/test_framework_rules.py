@@ -236,6 +236,21 @@ def test_deepep_across_nodes_is_as_fast_as_its_own_benchmark(ep: int, least: flo
     assert 0.9 * least < exchange.bytes_total / price.seconds / 1e9 < 1.1 * most
 
 
+def test_nccls_all_to_all_sends_a_token_for_each_choice_whatever_the_release() -> None:
+    """By hand: with a token once to each of 4 ranks that has one of 8 choices, 4 (1 - .75^8) = 3.6 are sent, not 8."""
+    model, plan = load_model("qwen3-30b-a3b").with_changes(layers=2), {"ep": 4, "global_batch": 32, "seq_len": 4096}
+    sent = {}
+    for dispatcher in (None, "deepep", "alltoall"):
+        asked = Plan(**plan, release="bridge-26.04", dispatcher=dispatcher)  # type: ignore[arg-type]
+        pieces = pieces_of(resolve(model, parse_cluster("h100-sxm:8"), asked))
+        operations = (op for piece in pieces for block in piece.blocks for op in block.operations)
+        exchange = next(op.before for op in operations if op.name == "dispatch")
+        assert exchange is not None
+        sent[dispatcher] = exchange.bytes_total
+    assert sent[None] == sent["deepep"]
+    assert sent["alltoall"] / sent["deepep"] == pytest.approx(8 / (4 * (1 - 0.75**8)), rel=0.02)
+
+
 def test_experts_in_one_kernel_take_the_host_least_and_in_a_loop_the_gpu_most() -> None:
     """Left open, Megatron launches each on streams, torch._grouped_mm one kernel for all, a plain script a loop."""
     plan = {"ep": 8, "global_batch": 64, "seq_len": 4096}

@@ -54,6 +54,19 @@ def test_a_forward_pass_runs_the_ops_in_order() -> None:
     assert found.count("mlp_up") == 2
 
 
+@pytest.mark.parametrize("tp", [1, 8])
+def test_a_slower_host_makes_a_pass_longer_by_what_was_exposed_and_no_shorter_than_itself(tp: int) -> None:
+    """At tp 1 the kernels of 4,096 tokens hide the host; at tp 8 an eighth of each does so no longer."""
+    found, never = pass_of(launch=True, tp=tp), pass_of(tp=tp)
+    issued = int((found.end_ns - found.start_ns)[found.graph.kind == OpKind.HOST].sum())
+    assert found.with_host_ns(1.0) == max(found.duration_ns, issued)
+    assert found.with_host_ns(100.0) == pytest.approx(100.0 * issued, rel=0.05)
+    waited = found.breakdown_ns.get("host", 0)
+    assert found.with_host_ns(2.0) == max(found.duration_ns + waited, 2.0 * issued)
+    assert (found.with_host_ns(2.0) > 1.2 * found.duration_ns) == (tp == 8)
+    assert never.with_host_ns(2.0) == pytest.approx(never.duration_ns, rel=1e-3)
+
+
 def test_a_backward_pass_runs_them_in_reverse_with_two_gemms_each() -> None:
     found = labels(pass_of(Kind.BACKWARD))
     assert found[:3] == ["loss backward", "head backward input", "head backward weight"]

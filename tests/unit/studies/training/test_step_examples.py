@@ -15,7 +15,7 @@ from windtunnel.physics.graph.heap import Heap
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import Model, load_model, transformer
 from windtunnel.physics.model.operations import KEPT_BYTES, Transfer
-from windtunnel.physics.step.band import SLOWER, band_of
+from windtunnel.physics.step.band import FASTER, SLOWER, band_of
 from windtunnel.physics.step.disturbances.parse import Slow
 from windtunnel.studies.training import predict, read_plan
 from windtunnel.studies.training.disturbances.cells import cells_of, tied_replicas
@@ -266,7 +266,7 @@ def test_parts_of_a_band_err_independently() -> None:
     whole = {"gemm": 600, "exposed tp (scale_up)": 300, "unnamed": 100}
     sigma = math.sqrt(0.03**2 + (0.6 * 0.1) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
     low, high, _ = band_of(whole, 0.0, uncertainty, experts=False)
-    assert (low, high) == pytest.approx((1 / (1 + Z95 * sigma), 1 + SLOWER * Z95 * sigma))
+    assert (low, high) == pytest.approx((1 / (1 + FASTER * Z95 * sigma), 1 + SLOWER * Z95 * sigma))
     wider = math.sqrt(0.03**2 + (0.6 * 0.3) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
     assert band_of(whole, 0.0, uncertainty, experts=True).high == pytest.approx(1 + SLOWER * Z95 * wider)
     spread = 2 * Z95 * 0.25  # kernels less sure than the runs

@@ -245,8 +245,8 @@ class Plan:
     overlap_p2p: Annotated[bool | None, About("Pipeline sends under computation.", OVERLAP, rare=True)] = None
     overlap_ep: Annotated[bool | None, About("Expert all-to-all under another micro-batch.", OVERLAP, rare=True)] = None
     dispatcher: Annotated[
-        Literal["deepep", "hybridep"] | None,
-        About("Kernels that take tokens to their experts (as the release's recipes).", OVERLAP, rare=True),
+        Literal["alltoall", "deepep", "hybridep"] | None,
+        About("What takes tokens to their experts; alltoall is NCCL's (as the release's recipes).", OVERLAP, rare=True),
     ] = None
     experts_impl: Annotated[
         ExpertsImpl | None,

@@ -51,6 +51,11 @@ class Segment:
             return {}
         return owned(exposed(Timeline(self.start_ns, self.end_ns), self.graph), self.graph)[0]
 
+    def with_host_ns(self, slower: float) -> float:
+        """Nanoseconds, at least, if the host took so many times as long: no less than it takes itself."""
+        issued = (self.end_ns - self.start_ns)[self.graph.kind == OpKind.HOST].sum()
+        return max(self.duration_ns + (slower - 1.0) * self.breakdown_ns.get("host", 0), slower * float(issued))
+
 
 @dataclass
 class PassBuilder:

@@ -207,6 +207,7 @@ def test_what_has_no_option_stands_in_a_comment() -> None:
         ({"zero_stage": 3}, "--ckpt-format fsdp_dtensor", ""),
         ({"ep": 8}, "--moe-token-dispatcher-type alltoall", ""),
         ({"ep": 8, "dispatcher": "deepep"}, "--moe-flex-dispatcher-backend deepep", "alltoall"),
+        ({"ep": 8, "dispatcher": "alltoall"}, "--moe-token-dispatcher-type alltoall", "flex"),
         ({"ep": 8}, "--moe-grouped-gemm", "--moe-use-grouped-tensor"),
         ({"experts_impl": "grouped"}, "--moe-grouped-gemm --moe-use-grouped-tensor", ""),
         ({"ep": 8, "experts_impl": "sequential"}, "--expert-model-parallel-size 8", "--moe-grouped-gemm"),
@@ -258,7 +259,9 @@ def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) ->
         path.write_text(
             f"--global-batch-size 64 --seq-length 2048 --moe-token-dispatcher-type {kind}\n", encoding="utf-8"
         )
-        assert read_native(path, 8).unknown == unknown
+        found = read_native(path, 8)
+        assert found.unknown == unknown
+        assert found.fields.get("dispatcher") == ("alltoall" if kind == "alltoall" else None)
 
 
 @pytest.mark.parametrize(

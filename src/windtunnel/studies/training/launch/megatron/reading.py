@@ -188,13 +188,15 @@ def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
     fields |= _shards(arguments, max(1, n_gpus // (tp * pp)))
     fields["overlap_ep"] = arguments.on("--overlap-moe-expert-parallel-comm")
     kind, backend = (
-        arguments.word("--moe-token-dispatcher-type", "alltoall"),
+        arguments.word("--moe-token-dispatcher-type"),
         arguments.word("--moe-flex-dispatcher-backend"),
     )
     if kind == "allgather":  # not what is priced
         arguments.names_read.discard("--moe-token-dispatcher-type")
     elif kind == "flex" and (backend in ("deepep", "hybridep") or arguments.on("--moe-enable-deepep")):
         fields["dispatcher"] = backend or "deepep"
+    elif kind == "alltoall":
+        fields["dispatcher"] = kind
     fields |= _experts(arguments)
     fields["recompute"] = _recompute(arguments)
     if arguments.on("--optimizer-cpu-offload"):

@@ -142,7 +142,7 @@ def _arguments(plan: OpenPlan, dp: int) -> Iterator[str]:
         yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     if (plan.ep or 1) > 1:
         yield f"--expert-model-parallel-size {plan.ep}"
-        if plan.dispatcher:
+        if plan.dispatcher in ("deepep", "hybridep"):
             yield f"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {plan.dispatcher}"
         else:
             yield "--moe-token-dispatcher-type alltoall"  # its default gathers every token on every rank
