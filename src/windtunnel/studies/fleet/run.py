@@ -48,9 +48,11 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         more = "; Slurm's files are the cluster's (--cluster slurm.conf), Kueue's objects the trace's" * ("=" in policy)
         raise SpecError("--policy", policy, f"give one of {', '.join(names_of())}{more}")
     traits = POLICIES[policy]
-    if site.kinds and not traits.kinds:
+    flavored = "quota" in traits.needs and any(quota.flavors for quota in jobs.quotas)
+    if site.kinds and not traits.kinds and not flavored and traits.loop != "log":
         able = " and ".join(names_of(lambda each: each.kinds))
-        raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; {able} choose between kinds")
+        remedy = f"{policy} knows one kind of GPU; {able} choose between kinds, kueue by flavors of its queues"
+        raise SpecError("--cluster", site.text, remedy)
     if options.changes is not None and "failing" not in traits.capacity:
         able = ", ".join(names_of(lambda each: "failing" in each.capacity))
         raise SpecError("--policy", policy, f"with nodes that fail give one of {able}")
@@ -65,8 +67,11 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
             raise SpecError("--policy", policy, remedy, site.text)
         if options.pool or options.changes is not None:
             raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
-    if site.sizes and traits.loop != "log" and (traits.name != "slurm" or options.pool):
-        remedy = "nodes of unlike sizes are known to slurm alone, and not as a pool: give --policy slurm"
+    knows_sizes = traits.name == "slurm" or (site.labels and "quota" in traits.needs)
+    if site.sizes and traits.loop != "log" and (not knows_sizes or options.pool):
+        remedy = (
+            "nodes of unlike sizes are known to slurm, and of Kubernetes to kueue, not as a pool: give --policy slurm"
+        )
         raise SpecError("--policy", policy, f"{remedy}, or a file with the NodeName lines of one size", site.text)
     dropped = _dropped(jobs, site, traits, options)
     dropped_rows = {each.job for each in dropped}
@@ -185,15 +190,16 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             written = f"write it with `kubectl get {objects},workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
         from windtunnel.studies.fleet.clock.on_clock import owners_of
-        from windtunnel.studies.fleet.policies.kueue.books import Books
+        from windtunnel.studies.fleet.policies.kueue.policy import kueue_of
 
-        counted, _ = in_units(jobs, site)
-        widest = {name: node.most for name, node in Books(counted.quotas, counted.cohorts).queues.items()}
-        queues = counted.quota_queues
-        unknown = [at for at, queue in enumerate(queues) if queue and queue not in widest]
+        counted, nodes_of = in_units(jobs, site)
+        kueue = kueue_of(nodes_of, replace(options, quotas=counted.quotas, cohorts=counted.cohorts))
+        each_part = parts or [None] * len(jobs)
+        asked = list(zip(counted.quota_queues, counted.gpus.tolist(), owners_of(counted), each_part, strict=True))
+        unknown = [at for at, (queue, *_) in enumerate(asked) if queue and queue not in kueue.quotas]
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
-        over = [at for at, queue in enumerate(queues) if queue in widest and counted.gpus[at] > widest[queue]]
-        drop(over, Reason.TOO_LARGE, "asks {gpus} GPUs, more than its queue may ever have")
+        for at, words in kueue.never(asked):
+            drop([at], Reason.TOO_LARGE, words)
         if site.topology and not options.pool:
             from windtunnel.studies.fleet.policies.kueue.topology import Topology
 

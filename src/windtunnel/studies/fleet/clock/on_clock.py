@@ -136,14 +136,15 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     account, qos = (jobs.columns.get(name, [""] * len(jobs)) for name in ("account", "qos"))
     billing, cpus = jobs.further("billing"), np.clip(np.nan_to_num(jobs.further("cpus")), 0, CPUS_MOST)
     charged = np.where(np.isnan(billing), jobs.gpus, billing)
-    topology, gpu = (jobs.columns.get(name, [""] * len(jobs)) for name in ("topology", "gpu_type"))
+    asked = (jobs.columns.get(name, [""] * len(jobs)) for name in ("topology", "gpu_type", "flavors"))
+    topology, gpu, flavors = asked
     nodes = jobs.further("nodes_asked")
     nodes = np.where(np.isnan(nodes), jobs.further("nodes"), nodes)
     nodes = np.clip(np.nan_to_num(nodes), 0, CPUS_MOST).astype(int)
     pods = np.nan_to_num(jobs.further("pod_gpus")).astype(int)
-    if not (any(account) or any(qos) or any(jobs.user) or any(topology) or any(gpu) or nodes.any()):
+    if not (any(account) or any(qos) or any(jobs.user) or any(topology) or any(gpu) or any(flavors) or nodes.any()):
         return [NOBODY] * len(jobs)
-    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu
+    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu, flavors
     return [Owner(*each) for each in zip(jobs.user, account, qos, *counted, strict=True)]
 
 
