@@ -43,8 +43,8 @@ def emitted(kind: str, jobs: Jobs, site: Site) -> dict[str, str]:
 
 def queues_text(quotas: Sequence[Quota], cohorts: Sequence[Cohort]) -> str:
     """ResourceFlavors, Cohorts and ClusterQueues, a document each; JSON is YAML."""
-    specs = {name: flavor.spec for each in (*cohorts, *quotas) for name, flavor in each.flavors.items()}
-    flavors = ({**_head("ResourceFlavor", name), "spec": spec} for name, spec in specs.items())
+    told = chain(*(each.flavors.items() for each in cohorts), *(each.flavors.items() for each in quotas))
+    flavors = ({**_head("ResourceFlavor", name), "spec": each.spec} for name, each in dict(told).items())
     objects = [*flavors, *map(_cohort, cohorts), *map(_queue, quotas)]
     return "".join(f"---\n{json.dumps(each, indent=1)}\n" for each in objects)
 

@@ -194,11 +194,10 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
 
         counted, nodes_of = in_units(jobs, site)
         kueue = kueue_of(nodes_of, replace(options, quotas=counted.quotas, cohorts=counted.cohorts))
-        each_part = parts or [None] * len(jobs)
-        asked = list(zip(counted.quota_queues, counted.gpus.tolist(), owners_of(counted), each_part, strict=True))
-        unknown = [at for at, (queue, *_) in enumerate(asked) if queue and queue not in kueue.quotas]
+        queues, each_part = counted.quota_queues, parts or [None] * len(jobs)
+        unknown = [at for at, queue in enumerate(queues) if queue and queue not in kueue.quotas]
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
-        for at, words in kueue.never(asked):
+        for at, words in kueue.never(zip(queues, counted.gpus.tolist(), owners_of(counted), each_part, strict=True)):
             drop([at], Reason.TOO_LARGE, words)
         if site.topology and not options.pool:
             from windtunnel.studies.fleet.policies.kueue.topology import Topology

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
-from windtunnel.files.document import read_documents, read_mapping
+from windtunnel.files.document import read_document, read_mapping
 from windtunnel.studies.fleet.fields import known_keys
 from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, count_at, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.parts.profile import SHARES_MOST
@@ -160,9 +160,8 @@ def _of_slurm(files: tuple[Path, ...], text: str, gpu: str = "gpu") -> Site:
 
 def _of_nodes(path: Path, text: str) -> Site:
     """The nodes of Kubernetes that have GPUs and take pods, in the order of their file. Raises InputFileError."""
-    items = [item for each in read_documents(path, NODES) for item in items_at(each, "items") or [each]]
     sizes, labels = [], []
-    for node in items:
+    for node in items_at(read_document(path, NODES), "items"):
         allocatable = mapping_at(node, "status", "allocatable") or mapping_at(node, "status", "capacity")
         gpus = sum(count_at(allocatable, name, default=0) for name in GPU_RESOURCES)
         if text_at(node, "kind") == "Node" and gpus and mapping_at(node, "spec").get("unschedulable") is not True:

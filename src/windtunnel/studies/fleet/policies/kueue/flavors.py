@@ -84,30 +84,29 @@ class Place:
 
 def by_flavor(quotas: Iterable[Quota], cohorts: Iterable[Cohort]) -> tuple[dict[str, Quota], tuple[Cohort, ...]]:
     """Queues by name and cohorts, with those of each flavor."""
-    quotas, cohorts = list(quotas), list(cohorts)
-    names = dict.fromkeys(chain.from_iterable(each.flavors for each in (*quotas, *cohorts)))
-    if not names:
-        return {quota.name: quota for quota in quotas}, tuple(cohorts)
-    result = {quota.name: quota for quota in quotas}
-    for quota in quotas:
-        for name, flavor in quota.flavors.items():
-            own = replace(quota, cohort=_of(quota.cohort, name), whole_queue=quota.name, flavor=name)
-            result[_of(quota.name, name)] = replace(own, **_counts(quota, name, flavor))
+    result, others = {quota.name: quota for quota in quotas}, list(cohorts)
+    names = dict.fromkeys(chain(*(each.flavors for each in result.values()), *(each.flavors for each in others)))
+    for quota in list(result.values()):
+        for name, own in quota.flavors.items():
+            result[_of(quota.name, name)] = replace(
+                quota, name=_of(quota.name, name), cohort=_of(quota.cohort, name), whole_queue=quota.name, flavor=name,
+                nominal=own.nominal, borrowing_limit=own.borrowing_limit, lending_limit=own.lending_limit,
+                flavors={}, slices={},
+            )  # fmt: skip
     apart = [
-        replace(cohort, parent=_of(cohort.parent, name), **_counts(cohort, name, cohort.flavors.get(name, Flavor())))
-        for cohort in cohorts
+        replace(
+            cohort, name=_of(cohort.name, name), parent=_of(cohort.parent, name), nominal=own.nominal,
+            borrowing_limit=own.borrowing_limit, lending_limit=own.lending_limit, flavors={}, slices={},
+        )
+        for cohort in others
         for name in names
-    ]
-    return result, (*(cohort for cohort in cohorts if not cohort.flavors), *apart)
+        for own in (cohort.flavors.get(name, Flavor()),)
+    ]  # fmt: skip
+    return result, (*(cohort for cohort in others if not cohort.flavors), *apart)
 
 
 def _of(name: str, flavor: str) -> str:
     return f"{name}{MARK}{flavor}" if name else ""
-
-
-def _counts(holder: Quota | Cohort, name: str, flavor: Flavor) -> dict[str, object]:
-    limits = {key: getattr(flavor, key) for key in ("nominal", "borrowing_limit", "lending_limit")}
-    return {"name": _of(holder.name, name), "flavors": {}, "slices": {}, **limits}
 
 
 def places_of(site: Site, quotas: Iterable[Quota]) -> dict[str, Place]:

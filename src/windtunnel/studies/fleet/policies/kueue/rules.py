@@ -194,9 +194,11 @@ class Rules(QueuePolicy):
             return NO_FIT, 0
         if job.gpus <= node.available:
             return FIT, node.reach(job.gpus)[0]
-        if not self._may_preempt(job, node):
-            return NO_FIT, 0
-        victims = self.victims(job, state)
+        return self.by_stopping(job, state) if self._may_preempt(job, node) else (NO_FIT, 0)
+
+    def by_stopping(self, job: Running, state: State) -> tuple[int, int]:
+        """The same where others would have to be stopped."""
+        node, victims = state.books.queues[job.queue], self.victims(job, state)
         for victim in victims:
             state.books.queues[victim.queue].add(-victim.gpus)
         level = node.reach(job.gpus)[0]
