@@ -223,7 +223,7 @@ class Rules(QueuePolicy):
         """Of the first jobs below a node the one whose branch would borrow least."""
         if node is books.queues.get(node.name):
             return heads.get(node.name)
-        best: tuple[Share, Rank] | None = None
+        best: tuple[bool, Share, Rank] | None = None  # one that need not borrow of its flavor comes first
         choice: Running | None = None
         for child in (*node.cohorts, *node.queues):
             job = self._first(child, heads, books)
@@ -231,7 +231,7 @@ class Rules(QueuePolicy):
                 continue
             queue = books.queues[job.queue]
             queue.add(job.gpus)
-            turn = child.share, self.rank(job)
+            turn = child.used > child.quota, child.share, self.rank(job)
             queue.add(-job.gpus)
             if best is None or turn < best:
                 best, choice = turn, job
