@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_kueue_cases import LATER_S, SOMEWHERE, Endless
 
 from windtunnel.files.document import read_document
+from windtunnel.studies.fleet.clock.clock import Clock
 from windtunnel.studies.fleet.clock.decision import Owner
 from windtunnel.studies.fleet.clock.queue_policy import carry_out
 from windtunnel.studies.fleet.clock.running import NS, Moment, Running
@@ -24,6 +27,7 @@ from windtunnel.studies.fleet.policies.kueue.flavors import (
     PREEMPT,
     RECLAIM,
     Assignment,
+    Place,
     by_flavor,
 )
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
@@ -76,7 +80,7 @@ def assigned(case: Case) -> list[object]:
 
 
 def of_cycle(case: Case) -> tuple[dict[str, str], list[str]]:
-    """Flavors of the jobs that start in one decision, and who is stopped; who starts in a victim's place is no start."""
+    """Flavors of jobs that start in one decision, and who is stopped; who starts in a victim's place is no start."""
     quotas = [Quota(name, **{"nominal": 0, **_with_flavors(words)}) for name, words in case["queues"].items()]
     cohorts = [Cohort(name, **_with_flavors(words)) for name, words in case.get("cohorts", {}).items()]
     of_flavors, apart = by_flavor(quotas, cohorts)
@@ -136,3 +140,116 @@ def test_kueues_own_cases_of_flavors_are_decided_alike() -> None:
         assert same != ("unlike" in case), (case["test"], case["case"])
         alike[same] += 1
     assert alike == {True: 87, False: 2}
+
+
+# Laws
+
+LIMIT = st.none() | st.integers(0, 8)
+SPECS: tuple[tuple[str, dict[str, object]], ...] = (("x", {}), ("y", {}), ("z", {}))
+SHARED_QUOTAS = st.tuples(
+    *(
+        st.builds(
+            Quota,
+            st.just(name),
+            st.just(16),
+            st.just(cohort),
+            strict=st.booleans(),
+            within=st.sampled_from(["Never", "LowerPriority", "LowerOrNewerEqualPriority"]),
+            reclaim=st.sampled_from(["Never", "LowerPriority", "Any"]),
+            borrow_within=st.sampled_from(["Never", "LowerPriority"]),
+            flavors=st.fixed_dictionaries(
+                {flavor: st.builds(Flavor, st.integers(4, 8), LIMIT, LIMIT, st.just(spec)) for flavor, spec in SPECS}
+            ),
+            borrow_next=st.booleans(),
+            preempt_next=st.booleans(),
+            borrow_last=st.booleans(),
+        )
+        for name, cohort in (("a", "c"), ("b", "c"), ("d", ""))
+    )
+)
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 30),
+        st.integers(1, 20),
+        st.integers(1, 4),
+        st.sampled_from(["a", "b", "d"]),
+        st.integers(0, 2),
+        st.sampled_from(["", "x", "y", "x,z"]),
+    ),
+    min_size=1,
+    max_size=14,
+)
+# Nodes 0 and 1 are x, 2 and 3 y, and z is on 1 and 2.
+PLACES = {"x": Place({0: 8, 1: 8}, 8), "y": Place({2: 8, 3: 4}, 8), "z": Place({1: 8, 2: 8}, 8)}
+NODES = [8, 8, 8, 4]
+
+
+class Watched(Kueue):
+    """Holds what it leaves running against the quotas of each flavor and the flavors' nodes."""
+
+    def choose(self, board):
+        yield from super().choose(board)
+        books = board.memory.books
+        used: dict[str, int] = {}
+        for job in board.running.values():
+            name = job.queue.partition(MARK)[2]
+            assert name in self.usable(job.queue.partition(MARK)[0], job.gpus, job.owner)
+            assert {node for node, _ in job.placement} <= set(PLACES[name].sizes)
+            used[job.queue] = used.get(job.queue, 0) + job.held_gpus
+        for name, node in books.queues.items():
+            assert node.used == used.get(name, 0)
+            if node.parent is None or node.borrowing is not None:
+                assert node.used <= node.quota + (node.borrowing or 0)
+        for node in books.roots:
+            assert node.used <= node.quota
+
+
+def jobs_of(rows) -> list[Running]:
+    return [
+        Running(at, submit * NS, wide, Rigid(float(lasts)), None, None, float(priority), queue, Owner(flavors=flavors))
+        for at, (submit, lasts, wide, queue, priority, flavors) in enumerate(sorted(rows))
+    ]
+
+
+def policy_on(kind, quotas, *, fair: bool, qps: float, places=PLACES) -> Kueue:
+    of_flavors, cohorts = by_flavor(quotas, ())
+    return kind(8, of_flavors, fair, cohorts, qps=qps, burst=2, places=places)
+
+
+def ends(jobs: list[Running]) -> list[tuple[int | None, ...]]:
+    return [(job.start_ns, job.end_ns, job.restarts, job.gpu_ns) for job in jobs]
+
+
+class Naive:
+    """The same policy, asked of all jobs each time."""
+
+    def __init__(self, policy: Kueue) -> None:
+        self.decide = policy.decide
+
+
+@given(ROWS, SHARED_QUOTAS, st.booleans(), st.sampled_from([0.0, 2.0, 50.0]))
+@settings(max_examples=60)
+def test_quotas_hold_for_each_flavor_on_its_nodes_and_naive_is_fast(rows, quotas, fair, qps) -> None:
+    jobs = jobs_of(rows)
+    policy = policy_on(Watched, quotas, fair=fair, qps=qps)
+    Clock(jobs, NODES, policy).run()
+    never = {at for at, _ in policy.never((job.queue, job.gpus, job.owner, None) for job in jobs_of(rows))}
+    assert [job.end_ns is not None for job in jobs] == [at not in never for at in range(len(jobs))]
+    if qps:  # an answer to a snapshot has no delays
+        return
+    again = jobs_of(rows)
+    Clock(again, NODES, Naive(policy_on(Kueue, quotas, fair=fair, qps=qps))).run()
+    assert ends(again) == ends(jobs)
+
+
+@given(ROWS, SHARED_QUOTAS, st.booleans(), st.sampled_from([0.0, 2.0, 50.0]))
+@settings(max_examples=40)
+def test_one_flavor_is_none(rows, quotas, fair, qps) -> None:
+    told = {name: replace(flavor, spec={"nodeLabels": {"gpu": name}}) for name, flavor in quotas[0].flavors.items()}
+    one = [replace(quota, flavors={"x": replace(told["x"], nominal=quota.nominal)}) for quota in quotas]
+    limits = {name: getattr(told["x"], name) for name in ("borrowing_limit", "lending_limit")}
+    none = [replace(quota, flavors={}, **limits) for quota in quotas]
+    jobs, plain = jobs_of([(*row[:5], "") for row in rows]), jobs_of([(*row[:5], "") for row in rows])
+    Clock(jobs, NODES, policy_on(Kueue, one, fair=fair, qps=qps, places={})).run()
+    Clock(plain, NODES, policy_on(Kueue, none, fair=fair, qps=qps, places={})).run()
+    assert ends(jobs) == ends(plain)
