@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kueue_cases import LATER_S, SOMEWHERE, Endless
 
+from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_document
+from windtunnel.studies.fleet.changed import changed_cluster
 from windtunnel.studies.fleet.clock.clock import Clock
 from windtunnel.studies.fleet.clock.decision import Owner
 from windtunnel.studies.fleet.clock.queue_policy import carry_out
 from windtunnel.studies.fleet.clock.running import NS, Moment, Running
 from windtunnel.studies.fleet.clock.work import Rigid
+from windtunnel.studies.fleet.emit import queues_text
 from windtunnel.studies.fleet.jobs.flavors import why_not
+from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Cohort, Flavor, Quota
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.kueue.books import MARK, Books
 from windtunnel.studies.fleet.policies.kueue.flavors import (
     FIT,
@@ -32,6 +39,9 @@ from windtunnel.studies.fleet.policies.kueue.flavors import (
 )
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
 from windtunnel.studies.fleet.policies.kueue.state import State
+from windtunnel.studies.fleet.policies.kueue.topology import Topology
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
 
 FOUND = {"NoCandidates": NO_CANDIDATES, "Preempt": PREEMPT, "Reclaim": RECLAIM}
 MODES = {"noFit": NO_FIT, "noPreemptionCandidates": NO_CANDIDATES, "preempt": PREEMPT, "reclaim": RECLAIM, "fit": FIT}
@@ -253,3 +263,151 @@ def test_one_flavor_is_none(rows, quotas, fair, qps) -> None:
     Clock(jobs, NODES, policy_on(Kueue, one, fair=fair, qps=qps, places={})).run()
     Clock(plain, NODES, policy_on(Kueue, none, fair=fair, qps=qps, places={})).run()
     assert ends(jobs) == ends(plain)
+
+
+# Files
+
+H100, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB"
+PREFERENCE = "PreemptionOverBorrowing"
+PRODUCT = "nvidia.com/gpu.product"
+SPOT = {"key": "spot", "value": "true", "effect": "NoSchedule"}
+FLAVORS: dict[str, dict[str, object]] = {
+    "h100-reserved": {"nodeLabels": {PRODUCT: H100, "pool": "reserved"}},
+    "h100-spot": {"nodeLabels": {PRODUCT: H100, "pool": "spot"}, "nodeTaints": [SPOT]},
+    "a100": {"nodeLabels": {PRODUCT: A100}},
+}
+
+
+def objects(*jobs: dict[str, object], **spec: object) -> list[dict[str, object]]:
+    rows = [
+        {"name": name, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": quota}]}
+        for name, quota in (("h100-reserved", 16), ("h100-spot", "10000000000"), ("a100", 8))
+    ]
+    found = [{"kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec} for name, spec in FLAVORS.items()]
+    queue = {"resourceGroups": [{"flavors": rows}], **spec}
+    return [*found, {"kind": "ClusterQueue", "metadata": {"name": "cq"}, "spec": queue}, *jobs]
+
+
+def job_of(name: str, gpus: int = 8, pods: int = 1, **pod: object) -> dict[str, object]:
+    asked = {"resources": {"requests": {"nvidia.com/gpu": gpus}}}
+    labels = {"kueue.x-k8s.io/queue-name": "cq"}
+    return {
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "creationTimestamp": f"2026-01-01T00:00:0{'abcdef'.index(name)}Z",
+            "labels": labels,
+            "annotations": {"windtunnel/duration-s": "60"},
+        },
+        "spec": {"parallelism": pods, "template": {"spec": {"containers": [asked], **pod}}},
+    }
+
+
+def local_queue() -> dict[str, object]:
+    return {"kind": "LocalQueue", "metadata": {"name": "cq"}, "spec": {"clusterQueue": "cq"}}
+
+
+def written(path: Path, items: list[dict[str, object]]) -> Path:
+    path.write_text(json.dumps({"kind": "List", "items": items}))
+    return path
+
+
+def node(gpus: int, **labels: str) -> dict[str, object]:
+    named = {PRODUCT if key == "product" else key: value for key, value in labels.items()}
+    return {"kind": "Node", "metadata": {"labels": named}, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
+
+
+JOBS = (
+    job_of("a", pods=2),
+    job_of("b"),
+    job_of("c", tolerations=[{"key": "spot", "operator": "Exists"}]),
+    job_of("d", nodeSelector={PRODUCT: A100}),
+    job_of("e", nodeSelector={PRODUCT: "NVIDIA-L4"}),
+)
+
+
+def test_who_may_use_a_flavor_is_read_of_taints_and_labels(tmp_path: Path) -> None:
+    jobs = read_jobs(written(tmp_path / "k8s.json", objects(local_queue(), *JOBS)))
+    both = "h100-reserved,a100"
+    assert jobs.columns["flavors"] == [both, both, "", "a100", "none"]
+    (said,) = [each.reason for each in jobs.not_understood]
+    assert said.startswith(
+        "may use no flavor of cq: h100-reserved has other labels than they select, h100-spot has the"
+    )
+    (quota,) = jobs.quotas
+    assert [(name, each.nominal) for name, each in quota.flavors.items()] == [
+        ("h100-reserved", 16), ("h100-spot", 10**9), ("a100", 8),
+    ]  # fmt: skip
+
+
+def test_jobs_run_on_nodes_of_their_flavor(tmp_path: Path) -> None:
+    jobs = read_jobs(written(tmp_path / "k8s.json", objects(local_queue(), *JOBS)))
+    reserved, spot = ({"product": H100, "pool": pool} for pool in ("reserved", "spot"))
+    nodes = [node(4, product=A100), node(8, **reserved), node(8, **reserved), node(8, **spot), node(8, product=A100)]
+    off = node(8, **reserved)
+    nodes.append({**off, "spec": {"unschedulable": True}})
+    site = parse_site(str(written(tmp_path / "nodes.json", nodes)))
+    assert (site.gpus, site.sizes) == (36, (4, 8, 8, 8, 8))
+    outcome = simulate(jobs, site, "kueue", Options())
+    assert outcome.start_s.tolist()[:4] == [0, 1, 2, 61]  # d waits for b, which has the 8 A100 of one node
+    assert outcome.extra == {"gpu_hours_on_h100-reserved": 0.266667, "gpu_hours_on_a100": 0.266667,
+                             "gpu_hours_on_h100-spot": 0.133333}  # fmt: skip
+    assert "may use no flavor of cq" in outcome.why[4]
+    (tmp_path / "site.yaml").write_text("nodes: nodes.json\ngpu: mixed\n")
+    assert parse_site(str(tmp_path / "site.yaml")).labels == site.labels
+    kinds = simulate(jobs, parse_site("a100:1x8+h100:3x8"), "kueue", Options())
+    assert kinds.start_s.tolist()[:4] == [0, 1, 2, 61]
+    assert kinds.extra == outcome.extra
+    with pytest.raises(SpecError, match="kueue by flavors"):
+        simulate(replace(jobs, quotas=(Quota("cq", 24),)), parse_site("a100:1x8+h100:3x8"), "kueue", Options())
+    with pytest.raises(InputFileError, match="no node with GPUs"):
+        parse_site(str(written(tmp_path / "none.json", [node(0)])))
+
+
+def test_flavors_are_written_and_read_back(tmp_path: Path) -> None:
+    fungible = {"whenCanBorrow": "TryNextFlavor", "whenCanPreempt": "MayStopSearch", "preference": PREFERENCE}
+    jobs = read_jobs(written(tmp_path / "k8s.json", objects(local_queue(), *JOBS, flavorFungibility=fungible)))
+    (tmp_path / "back.yaml").write_text(
+        queues_text(jobs.quotas, jobs.cohorts)
+        + "".join(f"---\n{json.dumps(each)}\n" for each in (local_queue(), *JOBS))
+    )
+    back = read_jobs(tmp_path / "back.yaml")
+    assert (back.quotas, back.cohorts, back.columns) == (jobs.quotas, jobs.cohorts, jobs.columns)
+    (quota,) = back.quotas
+    assert (quota.borrow_next, quota.preempt_next, quota.borrow_last) == (True, False, True)
+
+
+def test_a_change_names_a_flavor(tmp_path: Path) -> None:
+    jobs = read_jobs(written(tmp_path / "k8s.json", objects(local_queue(), *JOBS)))
+    site = parse_site("gpu:5x8")
+    changed, _ = changed_cluster(["quota.cq.flavors.a100.nominal=+8"], jobs, site)
+    assert changed.quotas[0].flavors["a100"].nominal == 16
+    with pytest.raises(SpecError, match="has the flavors h100-reserved, h100-spot, a100"):
+        changed_cluster(["quota.cq=64"], jobs, site)
+
+
+def test_a_flavor_that_is_missing_is_nobodys(tmp_path: Path) -> None:
+    items = [each for each in objects(local_queue(), *JOBS) if each.get("metadata") != {"name": "h100-spot"}]
+    jobs = read_jobs(written(tmp_path / "k8s.json", items))
+    assert list(jobs.quotas[0].flavors) == ["h100-reserved", "a100"]
+    assert any("has the flavor h100-spot, whose ResourceFlavor" in each.reason for each in jobs.not_understood)
+
+
+@pytest.mark.parametrize("qps", [0.0, 50.0])
+def test_a_topology_that_is_full_sends_a_job_to_the_next_flavor(qps: float) -> None:
+    """Two racks of 2 nodes for each of two flavors; of the first, each rack has a node in use."""
+    flavors = {name: Flavor(64, spec={"topologyName": "racks"}) for name in ("x", "y")}
+    places = {"x": Place(dict.fromkeys(range(4), 8), 8), "y": Place(dict.fromkeys(range(4, 8), 8), 8)}
+    quotas, cohorts = by_flavor([Quota("cq", 128, flavors=flavors)], ())
+    racks = Topology.of({"rack": 2})
+    policy = Kueue(8, quotas, False, cohorts, topology=racks, places=places, qps=qps)
+    owners = [Owner(topology="required rack", flavors="x")] * 3 + [Owner(topology="required rack")]
+    rows = [(0, 8, 1.0), (0, 16, 9.0), (0, 8, 9.0), (2, 16, 1.0)]
+    jobs = [
+        Running(at, submit * NS, gpus, Rigid(lasts), None, None, 0.0, "cq", owner)
+        for at, ((submit, gpus, lasts), owner) in enumerate(zip(rows, owners, strict=True))
+    ]
+    clock = Clock(jobs, [8] * 8, policy)
+    clock.run(round(2.2 * NS))
+    assert [node for node, _ in jobs[3].placement] == [4, 5]
+    assert [node for node, _ in jobs[1].placement] == [2, 3]

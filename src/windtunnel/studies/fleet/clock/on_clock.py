@@ -41,9 +41,9 @@ def run_exact(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Outco
     if not (stays and clock.lines is not None and clock.lines.run_whole(clock.jobs, clock.nodes)):
         clock.run(None if until_s is None else round(until_s * NS))
     outcome = outcome_of(jobs, traits.name, clock.jobs)
-    if options.changes is None:
-        return outcome
-    return replace(outcome, extra=_losses(clock, site.unit))
+    losses = {} if options.changes is None else _losses(clock, site.unit)
+    further = losses | ({} if clock.lines is None else clock.lines.further(clock.board, clock.jobs))
+    return replace(outcome, extra=further) if further else outcome
 
 
 def _require_few_rounds(jobs: Jobs, site: Site, policy: str, interval_s: float) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.jobs.trace import Flavor
 
+NONE = "none"  # in place of a job's flavors: there is none that it may use
 EFFECTS = ("NoSchedule", "NoExecute")
 REQUIRED = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from windtunnel.studies.fleet.jobs.flavors import resources_of, why_not
+from windtunnel.studies.fleet.jobs.flavors import NONE, resources_of, why_not
 from windtunnel.studies.fleet.jobs.kubernetes_parts import (
     CLAIMS,
     COMPLETED,
@@ -35,7 +35,6 @@ NO_JOBS = (
 )
 SERVICES = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "LeaderWorkerSet", "RayService", "InferenceService")
 TIMES = ("submit_s", "start_s", "end_s")
-NONE = "none"  # among a job's flavors: there is none that it may use
 
 
 def jobs_of_objects(objects: Sequence[Object], notes: Notes, quotas: Sequence[Quota] = ()) -> list[dict[str, object]]:

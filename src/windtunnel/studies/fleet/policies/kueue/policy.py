@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel.studies.fleet.clock.board import Board, Move
 from windtunnel.studies.fleet.clock.running import NS, Running
+from windtunnel.studies.fleet.outcome import ON_FLAVOR
 from windtunnel.studies.fleet.policies.kueue.books import MARK, Books, Node
 from windtunnel.studies.fleet.policies.kueue.flavors import by_flavor, places_of
 from windtunnel.studies.fleet.policies.kueue.pace import paced
@@ -98,6 +99,14 @@ class Kueue(Rules):
         """Until its admission is written."""
         state = board.memory
         return 0 if state.pace is None else int(state.pace.begins_ns.pop(job.index, board.moment.ns) - board.moment.ns)
+
+    def further(self, board: Board, jobs: Sequence[Running]) -> dict[str, object]:
+        """GPU-hours of jobs by the flavor on which they ran last."""
+        hours: dict[str, float] = {}
+        for index, flavor in (board.memory.flavors if board.memory else {}).items():
+            key = f"{ON_FLAVOR}{flavor}"
+            hours[key] = hours.get(key, 0.0) + jobs[index].gpu_ns / board.unit / NS / 3600
+        return {key: round(value, 6) for key, value in hours.items()}
 
     def restore(self, board: Board, memory: object) -> None:
         """Its pace goes on at another snapshot; the books follow from what runs, and from its flavors."""

@@ -11,6 +11,7 @@ from windtunnel.studies.fleet.clock.board import Board
 from windtunnel.studies.fleet.clock.decision import Owner, Placement
 from windtunnel.studies.fleet.clock.queue_policy import QueuePolicy
 from windtunnel.studies.fleet.clock.running import Rank, Running
+from windtunnel.studies.fleet.jobs.flavors import NONE
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import MARK, Books, Node, Share
 from windtunnel.studies.fleet.policies.kueue.flavors import (
@@ -122,13 +123,14 @@ class Rules(QueuePolicy):
                 if self.places and not self._holds("", gpus, owner) and part is None:
                     yield at, "asks {gpus} GPUs, more than nodes hold"
                 continue
-            names = [queue]
-            if of.flavors:
-                names = [f"{queue}{MARK}{name}" for name in self.usable(queue, gpus, owner, part)]
-                if not names:
-                    told = ", ".join(of.flavors)
-                    yield at, f"asks {{gpus}} GPUs, and may use or fits on no flavor of {queue} ({told})"
-                    continue
+            names = (
+                [f"{queue}{MARK}{name}" for name in self.usable(queue, gpus, owner, part)] if of.flavors else [queue]
+            )
+            if not names:
+                told = f"{queue} ({', '.join(of.flavors)})"
+                fits = f"asks {{gpus}} GPUs: they fit on nodes of no flavor of {told} that it may use"
+                yield at, f"may use no flavor of {told}" if owner.flavors == NONE else fits
+                continue
             if gpus > max(most[name] for name in names):
                 yield at, "asks {gpus} GPUs, more than its queue may ever have" + " of a flavor" * bool(of.flavors)
 

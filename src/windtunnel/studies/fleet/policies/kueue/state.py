@@ -79,12 +79,15 @@ class State:
     books: Books
     pace: Pace | None = None
     running: dict[str, dict[int, Running]] = field(default_factory=dict)
+    flavors: dict[int, str] = field(default_factory=dict)  # on which jobs ran last
     keys: tuple[int, tuple[Hashable, ...]] = (0, ())  # lines that there were, and those of them without a queue
 
     def take(self, job: Running) -> None:
         """A job runs."""
         self.books.queues[job.queue].add(job.gpus)
         self.running.setdefault(job.queue, {})[job.index] = job
+        if MARK in job.queue:
+            self.flavors[job.index] = job.queue.partition(MARK)[2]
 
     def give(self, job: Running) -> None:
         """A job runs no longer, and is of no flavor; nothing happens where it is known."""
