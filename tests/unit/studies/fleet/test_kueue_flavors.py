@@ -146,7 +146,9 @@ def test_kueues_own_cases_of_flavors_are_decided_alike() -> None:
         elif "preferred" in case:
             same = preferred(case) == case["preferred"]
         else:
-            same = of_cycle(case) == (case["starts"], case["stops"])
+            starts, stops = of_cycle(case)
+            same = (starts, stops) == (case["starts"], case["stops"])
+            assert starts == case.get("ours", starts)
         assert same != ("unlike" in case), (case["test"], case["case"])
         alike[same] += 1
     assert alike == {True: 87, False: 2}
@@ -204,7 +206,7 @@ class Watched(Kueue):
         for job in board.running.values():
             name = job.queue.partition(MARK)[2]
             assert name in self.usable(job.queue.partition(MARK)[0], job.gpus, job.owner)
-            assert {node for node, _ in job.placement} <= set(PLACES[name].sizes)
+            assert not self.places or {node for node, _ in job.placement} <= set(self.places[name].sizes)
             used[job.queue] = used.get(job.queue, 0) + job.held_gpus
         for name, node in books.queues.items():
             assert node.used == used.get(name, 0)
@@ -237,18 +239,18 @@ class Naive:
         self.decide = policy.decide
 
 
-@given(ROWS, SHARED_QUOTAS, st.booleans(), st.sampled_from([0.0, 2.0, 50.0]))
+@given(ROWS, SHARED_QUOTAS, st.booleans(), st.sampled_from([0.0, 2.0, 50.0]), st.sampled_from([PLACES, {}]))
 @settings(max_examples=60)
-def test_quotas_hold_for_each_flavor_on_its_nodes_and_naive_is_fast(rows, quotas, fair, qps) -> None:
+def test_quotas_hold_for_each_flavor_on_its_nodes_and_naive_is_fast(rows, quotas, fair, qps, places) -> None:
     jobs = jobs_of(rows)
-    policy = policy_on(Watched, quotas, fair=fair, qps=qps)
+    policy = policy_on(Watched, quotas, fair=fair, qps=qps, places=places)
     Clock(jobs, NODES, policy).run()
     never = {at for at, _ in policy.never((job.queue, job.gpus, job.owner, None) for job in jobs_of(rows))}
     assert [job.end_ns is not None for job in jobs] == [at not in never for at in range(len(jobs))]
     if qps:  # an answer to a snapshot has no delays
         return
     again = jobs_of(rows)
-    Clock(again, NODES, Naive(policy_on(Kueue, quotas, fair=fair, qps=qps))).run()
+    Clock(again, NODES, Naive(policy_on(Kueue, quotas, fair=fair, qps=qps, places=places))).run()
     assert ends(again) == ends(jobs)
 
 
@@ -263,6 +265,15 @@ def test_one_flavor_is_none(rows, quotas, fair, qps) -> None:
     Clock(jobs, NODES, policy_on(Kueue, one, fair=fair, qps=qps, places={})).run()
     Clock(plain, NODES, policy_on(Kueue, none, fair=fair, qps=qps, places={})).run()
     assert ends(jobs) == ends(plain)
+
+
+def test_a_share_is_of_all_flavors() -> None:
+    flavors = {"x": Flavor(4), "y": Flavor(4)}
+    books = Books(by_flavor([Quota(name, 8, "c", flavors=flavors) for name in "ab"], ())[0].values())
+    books.queues["a/x"].add(6)
+    books.queues["a/y"].add(4)
+    assert books.queues["a/x"].share == books.queues["a/y"].share == (False, 2 * 1000 / 16)  # 2 of 8 x and 8 y
+    assert (books.queues["a/y"].available, books.tops["a"], books.tops["a/y"]) == (4, "c", "c")
 
 
 # Files
@@ -335,6 +346,8 @@ def test_who_may_use_a_flavor_is_read_of_taints_and_labels(tmp_path: Path) -> No
         "may use no flavor of cq: h100-reserved has other labels than they select, h100-spot has the"
     )
     (quota,) = jobs.quotas
+    amd = {"containers": [{"resources": {"limits": {"amd.com/gpu": 1}}}]}
+    assert why_not(quota.flavors["a100"], [amd]) == "has no amd.com/gpu"
     assert [(name, each.nominal) for name, each in quota.flavors.items()] == [
         ("h100-reserved", 16), ("h100-spot", 10**9), ("a100", 8),
     ]  # fmt: skip
