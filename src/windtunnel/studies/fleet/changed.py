@@ -51,6 +51,8 @@ def changed_cluster(changes: Sequence[str], jobs: Jobs, site: Site) -> tuple[Job
 def _with_nodes(site: Site, value: str, text: str) -> Site:
     if site.kinds:
         raise SpecError("--change", text, f"{site.text} has nodes of several kinds: change --cluster")
+    if site.labels:
+        raise SpecError("--change", text, f"{site.text} has the nodes of Kubernetes: add nodes there")
     if site.sizes:
         raise SpecError("--change", text, f"{site.text} has nodes of unlike sizes: add NodeName lines there")
     nodes = int(_number(site.nodes, value, text, whole=True))

@@ -397,6 +397,8 @@ def test_a_change_names_a_flavor(tmp_path: Path) -> None:
     assert changed.quotas[0].flavors["a100"].nominal == 16
     with pytest.raises(SpecError, match="has the flavors h100-reserved, h100-spot, a100"):
         changed_cluster(["quota.cq=64"], jobs, site)
+    with pytest.raises(SpecError, match="has the nodes of Kubernetes"):
+        changed_cluster(["nodes=+1"], jobs, parse_site(str(written(tmp_path / "nodes.json", [node(8)]))))
 
 
 def test_a_flavor_that_is_missing_is_nobodys(tmp_path: Path) -> None:
