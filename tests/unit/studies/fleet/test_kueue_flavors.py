@@ -270,10 +270,11 @@ def test_one_flavor_is_none(rows, quotas, fair, qps) -> None:
 def test_a_share_is_of_all_flavors() -> None:
     flavors = {"x": Flavor(4), "y": Flavor(4)}
     books = Books(by_flavor([Quota(name, 8, "c", flavors=flavors) for name in "ab"], ())[0].values())
-    books.queues["a/x"].add(6)
-    books.queues["a/y"].add(4)
-    assert books.queues["a/x"].share == books.queues["a/y"].share == (False, 2 * 1000 / 16)  # 2 of 8 x and 8 y
-    assert (books.queues["a/y"].available, books.tops["a"], books.tops["a/y"]) == (4, "c", "c")
+    x, y = (books.queues[f"a{MARK}{name}"] for name in "xy")
+    x.add(6)
+    y.add(4)
+    assert x.share == y.share == (False, 2 * 1000 / 16)  # 2 of 8 x and 8 y
+    assert (y.available, books.tops["a"], books.tops[y.name]) == (4, "c", "c")
 
 
 # Files

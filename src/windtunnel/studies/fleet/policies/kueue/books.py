@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
 
-MARK = "/"  # between the name of a queue or cohort and its flavor; no name of Kubernetes has one
+MARK = "\x1f"  # between the name of a queue or cohort and its flavor; no name has one
 Share = tuple[bool, float]  # whether it borrows on a weight of 0, then how much; less comes first
 
 

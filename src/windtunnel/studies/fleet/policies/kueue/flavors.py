@@ -10,9 +10,9 @@ others can be stopped, unless `whenCanBorrow` or `whenCanPreempt` says to try th
 candidates before without, by the list above, then by how far up the tree it borrows (`preference` turns these two).
 One that finds its topology full is asked again of the flavors after the last tried.
 
-Each flavor of a queue is a queue of its own in the books, QUEUE/FLAVOR in COHORT/FLAVOR, so that quotas, limits and
-preemption are of one flavor. A job that waits is of QUEUE. Sources: Kueue ff69552, its concepts, KEP 582 and 2724. Not
-here: sets of pods of one job on two flavors, admission checks.
+Each flavor of a queue is a queue of its own in the books, in a cohort of that flavor, so that quotas, limits and
+preemption are of one flavor; between the two names is `MARK`. A job that waits is of the whole queue. Sources: Kueue
+ff69552, its concepts, KEP 582 and 2724. Not here: sets of pods of one job on two flavors, admission checks.
 """
 
 from __future__ import annotations
