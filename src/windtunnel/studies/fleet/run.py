@@ -48,11 +48,10 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         more = "; Slurm's files are the cluster's (--cluster slurm.conf), Kueue's objects the trace's" * ("=" in policy)
         raise SpecError("--policy", policy, f"give one of {', '.join(names_of())}{more}")
     traits = POLICIES[policy]
-    flavored = "quota" in traits.needs and any(quota.flavors for quota in jobs.quotas)
-    if site.kinds and not traits.kinds and not flavored and traits.loop != "log":
+    by_flavor = any(quota.flavors for quota in jobs.quotas) and ("quota" in traits.needs or traits.loop == "log")
+    if site.kinds and not traits.kinds and not by_flavor:
         able = " and ".join(names_of(lambda each: each.kinds))
-        remedy = f"{policy} knows one kind of GPU; {able} choose between kinds, kueue by flavors of its queues"
-        raise SpecError("--cluster", site.text, remedy)
+        raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; {able} choose between kinds")
     if options.changes is not None and "failing" not in traits.capacity:
         able = ", ".join(names_of(lambda each: "failing" in each.capacity))
         raise SpecError("--policy", policy, f"with nodes that fail give one of {able}")
@@ -67,12 +66,11 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
             raise SpecError("--policy", policy, remedy, site.text)
         if options.pool or options.changes is not None:
             raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
-    knows_sizes = traits.name == "slurm" or (site.labels and "quota" in traits.needs)
+    knows_sizes = "quota" in traits.needs if site.labels else traits.name == "slurm"
     if site.sizes and traits.loop != "log" and (not knows_sizes or options.pool):
-        remedy = (
-            "nodes of unlike sizes are known to slurm, and of Kubernetes to kueue, not as a pool: give --policy slurm"
-        )
-        raise SpecError("--policy", policy, f"{remedy}, or a file with the NodeName lines of one size", site.text)
+        knows, lines = ("kueue", "nodes") if site.labels else ("slurm", "the NodeName lines")
+        remedy = f"nodes of unlike sizes are known to {knows} alone, and not as a pool: give --policy {knows}"
+        raise SpecError("--policy", policy, f"{remedy}, or a file with {lines} of one size", site.text)
     dropped = _dropped(jobs, site, traits, options)
     dropped_rows = {each.job for each in dropped}
     keep = np.array([at for at in range(len(jobs)) if at not in dropped_rows], np.int64)

@@ -367,12 +367,14 @@ def test_jobs_run_on_nodes_of_their_flavor(tmp_path: Path) -> None:
     assert outcome.extra == {"gpu_hours_on_h100-reserved": 0.266667, "gpu_hours_on_a100": 0.266667,
                              "gpu_hours_on_h100-spot": 0.133333}  # fmt: skip
     assert "may use no flavor of cq" in outcome.why[4]
+    with pytest.raises(SpecError, match="known to kueue alone"):
+        simulate(jobs, site, "easy", Options())
     (tmp_path / "site.yaml").write_text("nodes: nodes.json\ngpu: mixed\n")
     assert parse_site(str(tmp_path / "site.yaml")).labels == site.labels
     kinds = simulate(jobs, parse_site("a100:1x8+h100:3x8"), "kueue", Options())
     assert kinds.start_s.tolist()[:4] == [0, 1, 2, 61]
     assert kinds.extra == outcome.extra
-    with pytest.raises(SpecError, match="kueue by flavors"):
+    with pytest.raises(SpecError, match="knows one kind of GPU"):
         simulate(replace(jobs, quotas=(Quota("cq", 24),)), parse_site("a100:1x8+h100:3x8"), "kueue", Options())
     with pytest.raises(InputFileError, match="no node with GPUs"):
         parse_site(str(written(tmp_path / "none.json", [node(0)])))
