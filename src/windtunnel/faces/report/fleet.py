@@ -13,7 +13,7 @@ from windtunnel.faces.report.fleet_verdict import best_of, jobs_left_out, verdic
 from windtunnel.studies.fleet.flows.study import FlowsStudy
 from windtunnel.studies.fleet.jobs.lint import LintAnswer
 from windtunnel.studies.fleet.live.study import LiveRun
-from windtunnel.studies.fleet.outcome import Floats, Outcome
+from windtunnel.studies.fleet.outcome import ON_FLAVOR, Floats, Outcome
 from windtunnel.studies.fleet.packing.study import PackAnswer
 from windtunnel.studies.fleet.sharing.study import OnLink, Shared, slower_of
 from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, left_out
@@ -177,7 +177,8 @@ def _number(figures: Mapping[str, Amount], key: str, unit: str, bands: Mapping[s
 def _policies(answer: Fleet) -> Table:
     rows: list[list[Cell]] = []
     bands = answer.bands or [{} for _ in answer.figures]
-    for label, key, unit in ROWS:
+    flavors = sorted({key for figure in answer.figures for key in figure if key.startswith(ON_FLAVOR)})
+    for label, key, unit in (*ROWS, *((f"GPU-hours on {key.removeprefix(ON_FLAVOR)}", key, "") for key in flavors)):
         values = [figure.get(key) for figure in answer.figures]
         if all(value is None for value in values) or (unit == "count" and not any(values)):
             continue

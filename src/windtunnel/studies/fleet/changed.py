@@ -51,6 +51,8 @@ def changed_cluster(changes: Sequence[str], jobs: Jobs, site: Site) -> tuple[Job
 def _with_nodes(site: Site, value: str, text: str) -> Site:
     if site.kinds:
         raise SpecError("--change", text, f"{site.text} has nodes of several kinds: change --cluster")
+    if site.labels:
+        raise SpecError("--change", text, f"{site.text} has the nodes of Kubernetes: add nodes there")
     if site.sizes:
         raise SpecError("--change", text, f"{site.text} has nodes of unlike sizes: add NodeName lines there")
     nodes = int(_number(site.nodes, value, text, whole=True))
@@ -76,6 +78,11 @@ def _with_quota(jobs: Jobs, path: list[str], value: str, text: str) -> Jobs:
     if name not in by_name:
         has = ", ".join(by_name) or "none"
         raise SpecError("--change", text, f"{jobs.source} has the queues: {has}")
+    if by_name[name].flavors and (not rest or rest[0] in ("nominal", "borrowing_limit", "lending_limit")):
+        flavors = ", ".join(by_name[name].flavors)
+        raise SpecError(
+            "--change", text, f"{name} has the flavors {flavors}: write quota.{name}.flavors.FLAVOR.nominal="
+        )
     quota = _set(by_name[name], rest or ["nominal"], value, text)
     assert isinstance(quota, Quota)
     by_name[name] = quota

@@ -1,7 +1,8 @@
 """A cluster's scheduler as configuration: Slurm's own files, or Kueue's ClusterQueues, that read back as the same.
 
 slurm   slurm.conf, qos.txt and assoc.txt (as `sacctmgr -P show` prints them), load.sh that makes these, site.yaml
-kueue   queues.yaml: ClusterQueues of one flavor of nvidia.com/gpu
+kueue   queues.yaml: ClusterQueues of their flavors, with the ResourceFlavors; of one flavor of nvidia.com/gpu where the
+        trace tells none apart
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Associa
 from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
 from windtunnel.studies.fleet.site import Site
 
+GPU = "nvidia.com/gpu"
 WEIGHTS = {"size": "JobSize", "association": "Assoc", "qos": "QOS"}
 QOS = (
     "Name|Priority|GraceTime|Preempt|PreemptMode|GrpTRES|GrpJobs|MaxTRES|MaxTRESPerNode|MinTRES|MaxTRESPU|MaxJobsPU"
@@ -40,16 +42,33 @@ def emitted(kind: str, jobs: Jobs, site: Site) -> dict[str, str]:
 
 
 def queues_text(quotas: Sequence[Quota], cohorts: Sequence[Cohort]) -> str:
-    """Cohorts and ClusterQueues, a document each; JSON is YAML."""
-    objects = [*map(_cohort, cohorts), *map(_queue, quotas)]
+    """ResourceFlavors, Cohorts and ClusterQueues, a document each; JSON is YAML."""
+    told = chain(*(each.flavors.items() for each in cohorts), *(each.flavors.items() for each in quotas))
+    flavors = ({**_head("ResourceFlavor", name), "spec": each.spec} for name, each in dict(told).items())
+    objects = [*flavors, *map(_cohort, cohorts), *map(_queue, quotas)]
     return "".join(f"---\n{json.dumps(each, indent=1)}\n" for each in objects)
 
 
+def _head(kind: str, name: str) -> dict[str, object]:
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}}
+
+
 def _groups(holder: Quota | Cohort) -> list[dict[str, object]]:
-    slices = (_resource(f"{SLICES}{profile}", each) for profile, each in holder.slices.items())
-    rows = [_resource("nvidia.com/gpu", holder), *slices]
-    covered = [row["name"] for row in rows]
-    return [{"coveredResources": covered, "flavors": [{"name": "default-flavor", "resources": rows}]}]
+    """A group for each resource of GPUs, with its flavors; slices of MIG are in one of their own then."""
+    slices = [_resource(f"{SLICES}{profile}", each) for profile, each in holder.slices.items()]
+    if not holder.flavors:
+        return [_group({"default-flavor": [_resource(GPU, holder), *slices]})]
+    groups: dict[str, dict[str, list[dict[str, object]]]] = {}
+    for name, flavor in holder.flavors.items():
+        resource = next(iter(flavor.resources), GPU)
+        groups.setdefault(resource, {})[name] = [_resource(resource, flavor)]
+    return [*map(_group, groups.values()), *([_group({"default-flavor": slices})] if slices else [])]
+
+
+def _group(flavors: Mapping[str, list[dict[str, object]]]) -> dict[str, object]:
+    covered = [row["name"] for row in next(iter(flavors.values()))]
+    rows = [{"name": name, "resources": resources} for name, resources in flavors.items()]
+    return {"coveredResources": covered, "flavors": rows}
 
 
 def _resource(name: str, owed: Quota | Cohort | Slices) -> dict[str, object]:
@@ -62,8 +81,7 @@ def _cohort(cohort: Cohort) -> dict[str, object]:
     spec: dict[str, object] = {"resourceGroups": _groups(cohort), "fairSharing": {"weight": f"{cohort.weight:g}"}}
     if cohort.parent:
         spec["parentName"] = cohort.parent
-    metadata = {"name": cohort.name}
-    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Cohort", "metadata": metadata, "spec": spec}
+    return {**_head("Cohort", cohort.name), "spec": spec}
 
 
 def _queue(quota: Quota) -> dict[str, object]:
@@ -83,12 +101,11 @@ def _queue(quota: Quota) -> dict[str, object]:
     }
     if quota.cohort:
         spec["cohortName"] = quota.cohort
-    return {
-        "apiVersion": "kueue.x-k8s.io/v1beta2",
-        "kind": "ClusterQueue",
-        "metadata": {"name": quota.name},
-        "spec": spec,
-    }
+    if quota.flavors:
+        search = {True: "TryNextFlavor", False: "MayStopSearch"}
+        fungible = {"whenCanBorrow": search[quota.borrow_next], "whenCanPreempt": search[quota.preempt_next]}
+        spec["flavorFungibility"] = fungible | ({"preference": "PreemptionOverBorrowing"} if quota.borrow_last else {})
+    return {**_head("ClusterQueue", quota.name), "spec": spec}
 
 
 def slurm_files(cluster: Cluster, site: Site) -> dict[str, str]:

@@ -33,6 +33,7 @@ Floats = NDArray[np.float64]
 COMPLETED, REJECTED, UNFINISHED, IMPOSSIBLE, DROPPED = "completed", "rejected", "unfinished", "impossible", "dropped"
 FAILED, CANCELLED = "failed", "cancelled"
 COMPLETED_AT, UNFINISHED_AT = 0, 2  # in STATES
+ON_FLAVOR = "gpu_hours_on_"  # and a flavor of Kueue: of jobs that ran on it last
 STATES = (COMPLETED, REJECTED, UNFINISHED, IMPOSSIBLE, DROPPED, FAILED, CANCELLED)
 
 

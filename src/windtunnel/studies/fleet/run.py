@@ -48,7 +48,8 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
         more = "; Slurm's files are the cluster's (--cluster slurm.conf), Kueue's objects the trace's" * ("=" in policy)
         raise SpecError("--policy", policy, f"give one of {', '.join(names_of())}{more}")
     traits = POLICIES[policy]
-    if site.kinds and not traits.kinds:
+    by_flavor = any(quota.flavors for quota in jobs.quotas) and ("quota" in traits.needs or traits.loop == "log")
+    if site.kinds and not traits.kinds and not by_flavor:
         able = " and ".join(names_of(lambda each: each.kinds))
         raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; {able} choose between kinds")
     if options.changes is not None and "failing" not in traits.capacity:
@@ -65,9 +66,11 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
             raise SpecError("--policy", policy, remedy, site.text)
         if options.pool or options.changes is not None:
             raise SpecError("--cluster", site.text, "its slices of MIG are for slurm on nodes that stay")
-    if site.sizes and traits.loop != "log" and (traits.name != "slurm" or options.pool):
-        remedy = "nodes of unlike sizes are known to slurm alone, and not as a pool: give --policy slurm"
-        raise SpecError("--policy", policy, f"{remedy}, or a file with the NodeName lines of one size", site.text)
+    knows_sizes = "quota" in traits.needs if site.labels else traits.name == "slurm"
+    if site.sizes and traits.loop != "log" and (not knows_sizes or options.pool):
+        knows, lines = ("kueue", "nodes") if site.labels else ("slurm", "the NodeName lines")
+        remedy = f"nodes of unlike sizes are known to {knows} alone, and not as a pool: give --policy {knows}"
+        raise SpecError("--policy", policy, f"{remedy}, or a file with {lines} of one size", site.text)
     dropped = _dropped(jobs, site, traits, options)
     dropped_rows = {each.job for each in dropped}
     keep = np.array([at for at in range(len(jobs)) if at not in dropped_rows], np.int64)
@@ -185,15 +188,15 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             written = f"write it with `kubectl get {objects},workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
         from windtunnel.studies.fleet.clock.on_clock import owners_of
-        from windtunnel.studies.fleet.policies.kueue.books import Books
+        from windtunnel.studies.fleet.policies.kueue.policy import kueue_of
 
-        counted, _ = in_units(jobs, site)
-        widest = {name: node.most for name, node in Books(counted.quotas, counted.cohorts).queues.items()}
-        queues = counted.quota_queues
-        unknown = [at for at, queue in enumerate(queues) if queue and queue not in widest]
+        counted, nodes_of = in_units(jobs, site)
+        kueue = kueue_of(nodes_of, replace(options, quotas=counted.quotas, cohorts=counted.cohorts))
+        queues, each_part = counted.quota_queues, parts or [None] * len(jobs)
+        unknown = [at for at, queue in enumerate(queues) if queue and queue not in kueue.quotas]
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
-        over = [at for at, queue in enumerate(queues) if queue in widest and counted.gpus[at] > widest[queue]]
-        drop(over, Reason.TOO_LARGE, "asks {gpus} GPUs, more than its queue may ever have")
+        for at, words in kueue.never(zip(queues, counted.gpus.tolist(), owners_of(counted), each_part, strict=True)):
+            drop([at], Reason.TOO_LARGE, words)
         if site.topology and not options.pool:
             from windtunnel.studies.fleet.policies.kueue.topology import Topology
 

@@ -6,6 +6,8 @@ v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
 slurm.conf         its nodes, of unlike sizes for slurm alone; a site.yaml may have `slurm: [slurm.conf, gres.conf,
                    qos.txt, assoc.txt]`, of `sacctmgr -P show` too, and `gpu`
+nodes.json         Kubernetes nodes, of `kubectl get nodes -o json`: their GPUs, and labels for Kueue's flavors; a
+                   site.yaml may have `nodes: nodes.json`, and a topology
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
                    blocks, `topology: {block: 64, rack: 16}`; `shares_per_gpu` for jobs that ask for shares by number,
                    `link` of a rack or node for traffic (`sharing/links.py`), `devices` for live jobs: [MIG-...]
@@ -22,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
-from windtunnel.files.document import read_mapping
+from windtunnel.files.document import read_document, read_mapping
 from windtunnel.studies.fleet.fields import known_keys
+from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, count_at, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.parts.profile import SHARES_MOST
 from windtunnel.units import parse_bandwidth
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
 NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8, "gpu": USUAL_NODE}  # g4dn/g5.12xlarge, p2, DGX-1; any
 MOST_GPUS = 2**22
+NODES = "write them with `kubectl get nodes -o json`"
 CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth")  # of `hybrid/clouds.py`
 
 
@@ -53,6 +57,7 @@ class Site:
     devices: tuple[str, ...] = ()  # what CUDA calls each GPU, through all nodes; none: their numbers
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
     sizes: tuple[int, ...] = ()  # of each node, as `per_node`, where they are unlike
+    labels: tuple[Mapping[str, str], ...] = ()  # of each node of Kubernetes
     changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
     @property
@@ -86,6 +91,8 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
     """A site from what the user says. Raises SpecError."""
     if text.lower().endswith((".yaml", ".yml")):
         return _from_yaml(Path(text))
+    if text.lower().endswith(".json"):
+        return _of_nodes(Path(text), text)
     if text.lower().endswith(".conf"):
         return _of_slurm((Path(text),), text)
     if "+" in text:
@@ -151,6 +158,21 @@ def _of_slurm(files: tuple[Path, ...], text: str, gpu: str = "gpu") -> Site:
     )
 
 
+def _of_nodes(path: Path, text: str) -> Site:
+    """The nodes of Kubernetes that have GPUs and take pods, in the order of their file. Raises InputFileError."""
+    sizes, labels = [], []
+    for node in items_at(read_document(path, NODES), "items"):
+        allocatable = mapping_at(node, "status", "allocatable") or mapping_at(node, "status", "capacity")
+        gpus = sum(count_at(allocatable, name, default=0) for name in GPU_RESOURCES)
+        if text_at(node, "kind") == "Node" and gpus and mapping_at(node, "spec").get("unschedulable") is not True:
+            sizes.append(gpus)
+            labels.append({str(key): str(value) for key, value in mapping_at(node, "metadata", "labels").items()})
+    if not sizes:
+        raise InputFileError(path, "has no node with GPUs", NODES)
+    unlike = tuple(sizes) if len(set(sizes)) > 1 else ()
+    return checked(Site("gpu", len(sizes), max(sizes), text, sizes=unlike, labels=tuple(labels)))
+
+
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
     keys = {"gpu", "gpus", "gpus_per_node", "shares_per_gpu", "link", "topology", "slurm", "devices", *CLOUDS}
@@ -165,11 +187,15 @@ def _from_yaml(path: Path) -> Site:
         names = data["slurm"] if isinstance(data["slurm"], list) else [data["slurm"]]
         site = _of_slurm(tuple(path.parent / str(name) for name in names), str(path), str(data.get("gpu", "gpu")))
         return replace(site, file=path, shares=shares or site.shares)
-    if not isinstance(data.get("gpus"), int):
-        raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
-    known_keys(data, keys, str(path))
     gpu = str(data.get("gpu", "gpu"))
-    site = parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
+    if "nodes" in data:
+        known_keys(data, {"nodes", "gpu", "topology", "link", "shares_per_gpu"}, str(path))
+        site = replace(_of_nodes(path.parent / str(data["nodes"]), str(path)), gpu=gpu)
+    elif not isinstance(data.get("gpus"), int):
+        raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
+    else:
+        known_keys(data, keys, str(path))
+        site = parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
     link = parse_bandwidth(data["link"], "link", str(path)) if "link" in data else 0.0
     if "link" in data and not link > 0:
         raise SpecError("link", data["link"], "give more than 0, such as 400Gb/s", str(path))

@@ -67,6 +67,7 @@ def test_scontrol_and_squeue_say_what_sacct_says(tmp_path: Path, text: str) -> N
     assert ours.columns["ended"] == ["unfinished"] * 4
     assert ours.columns["log_state"] == ["RUNNING", "PENDING", "PENDING", "PENDING"]
     assert np.isnan(ours.start_s).tolist() == [False, True, True, True]
+    assert ours.columns["gpu_type"] == ["", *["a100" if "a100" in text else ""] * 3]
 
 
 def test_a_record_of_the_completion_log_has_its_limit_in_minutes(tmp_path: Path) -> None:

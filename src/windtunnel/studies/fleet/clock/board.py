@@ -11,7 +11,7 @@ So a decision costs what it changes, not what there is (`queue_policy.py`).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 from typing import Any
@@ -107,24 +107,24 @@ class Board:
             else:
                 heapreplace(heads, (line[at][0], at, line))
 
-    def gang(self, gpus: int, per_node: int) -> Placement | None:
+    def gang(self, gpus: int, per_node: int, among: Container[int] | None = None) -> Placement | None:
         """Where a gang goes, or None where it does not fit.
 
         Up to a node on the fitting node with least free GPUs, more on free nodes and the rest on another; ties to the
-        lowest number. `per_node` 0: GPUs are a count.
+        lowest number. `per_node` 0: GPUs are a count. `among`: only on these nodes, the largest of `per_node`.
         """
         if gpus > self.free_gpus:
             return None
         if not per_node:
             return self._spread(gpus, iter(range(len(self.free))))
         whole, rest = divmod(gpus, per_node)
-        idle = self._with(per_node)
+        idle = self._with(per_node, among)
         if len(idle) < whole:
             return None
         chosen = [(node, per_node) for node in idle[:whole]]
         if rest:
             for count in range(rest, per_node + 1, self.unit):
-                nodes = self._with(count)[whole if count == per_node else 0 :]
+                nodes = self._with(count, among)[whole if count == per_node else 0 :]
                 if nodes:
                     return (*chosen, (nodes[0], rest))
             return None
@@ -138,9 +138,10 @@ class Board:
         """Where a job goes that fits in the free GPUs, on any nodes."""
         return self.most_free_first(job.gpus)
 
-    def _with(self, free: int) -> list[int]:
+    def _with(self, free: int, among: Container[int] | None = None) -> list[int]:
         """Nodes with so many free GPUs."""
-        return self.by_free[free // self.unit] if free < len(self.by_free) * self.unit else []
+        nodes = self.by_free[free // self.unit] if free < len(self.by_free) * self.unit else []
+        return nodes if among is None else [node for node in nodes if node in among]
 
     def most_free_first(self, gpus: int) -> Placement:
         """GPUs from the node with most free, the first of equals, until there are enough."""

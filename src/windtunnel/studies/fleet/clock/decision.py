@@ -33,6 +33,7 @@ class Owner:
     pod_gpus: int = 0  # of each of its pods; 0: not told
     nodes: int = 0  # that it asks for; 0: not told
     gpu: str = ""  # the type of GPU that it asks for, by its scheduler's name; empty: any
+    flavors: str = ""  # of Kueue that it may use, by commas; empty: any
 
 
 NOBODY = Owner()

@@ -41,9 +41,9 @@ def run_exact(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Outco
     if not (stays and clock.lines is not None and clock.lines.run_whole(clock.jobs, clock.nodes)):
         clock.run(None if until_s is None else round(until_s * NS))
     outcome = outcome_of(jobs, traits.name, clock.jobs)
-    if options.changes is None:
-        return outcome
-    return replace(outcome, extra=_losses(clock, site.unit))
+    losses = {} if options.changes is None else _losses(clock, site.unit)
+    further = losses | ({} if clock.lines is None else clock.lines.further(clock.board, clock.jobs))
+    return replace(outcome, extra=further) if further else outcome
 
 
 def _require_few_rounds(jobs: Jobs, site: Site, policy: str, interval_s: float) -> None:
@@ -136,14 +136,15 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     account, qos = (jobs.columns.get(name, [""] * len(jobs)) for name in ("account", "qos"))
     billing, cpus = jobs.further("billing"), np.clip(np.nan_to_num(jobs.further("cpus")), 0, CPUS_MOST)
     charged = np.where(np.isnan(billing), jobs.gpus, billing)
-    topology, gpu = (jobs.columns.get(name, [""] * len(jobs)) for name in ("topology", "gpu_type"))
+    asked = (jobs.columns.get(name, [""] * len(jobs)) for name in ("topology", "gpu_type", "flavors"))
+    topology, gpu, flavors = asked
     nodes = jobs.further("nodes_asked")
     nodes = np.where(np.isnan(nodes), jobs.further("nodes"), nodes)
     nodes = np.clip(np.nan_to_num(nodes), 0, CPUS_MOST).astype(int)
     pods = np.nan_to_num(jobs.further("pod_gpus")).astype(int)
-    if not (any(account) or any(qos) or any(jobs.user) or any(topology) or any(gpu) or nodes.any()):
+    if not (any(account) or any(qos) or any(jobs.user) or any(topology) or any(gpu) or any(flavors) or nodes.any()):
         return [NOBODY] * len(jobs)
-    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu
+    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu, flavors
     return [Owner(*each) for each in zip(jobs.user, account, qos, *counted, strict=True)]
 
 

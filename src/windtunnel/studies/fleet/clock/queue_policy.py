@@ -38,6 +38,10 @@ class QueuePolicy:
         """Run all jobs at once on nodes that stay; False: the clock is to run them."""
         return False
 
+    def further(self, board: Board, jobs: Sequence[Running]) -> dict[str, object]:
+        """Further aggregates of a run that has ended."""
+        return {}
+
     def restore(self, board: Board, memory: object) -> None:
         """Take up at another snapshot what the policy remembered."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from windtunnel.studies.fleet.jobs.flavors import NONE, resources_of, why_not
 from windtunnel.studies.fleet.jobs.kubernetes_parts import (
     CLAIMS,
     COMPLETED,
@@ -24,7 +25,7 @@ from windtunnel.studies.fleet.jobs.kubernetes_parts import (
 )
 from windtunnel.studies.fleet.jobs.kueue import cluster_queues
 from windtunnel.studies.fleet.jobs.objects import Object, count_at, items_at, mapping_at, text_at
-from windtunnel.studies.fleet.jobs.trace import Notes
+from windtunnel.studies.fleet.jobs.trace import Notes, Quota
 
 DURATION = "windtunnel/duration-s"  # an annotation of ours
 NO_JOBS = (
@@ -36,8 +37,8 @@ SERVICES = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "LeaderWorke
 TIMES = ("submit_s", "start_s", "end_s")
 
 
-def jobs_of_objects(objects: Sequence[Object], notes: Notes) -> list[dict[str, object]]:
-    """A row for each job, times in seconds since the first submission."""
+def jobs_of_objects(objects: Sequence[Object], notes: Notes, quotas: Sequence[Quota] = ()) -> list[dict[str, object]]:
+    """A row for each job, times in seconds since the first submission. `quotas`: queues whose flavors it may use."""
     parts: dict[str, list[Part]] = {}
     templates = {Part(each).label: each for each in objects if text_at(each, "kind") in (CLAIMS, *RUNTIMES)}
     uids = {text_at(each, "metadata", "uid"): Part(each) for each in objects}
@@ -50,12 +51,15 @@ def jobs_of_objects(objects: Sequence[Object], notes: Notes) -> list[dict[str, o
             notes.add("has no creationTimestamp: left out", part.name)
             continue
         parts.setdefault(top or part.key, []).append(part)
-    rows = [row for key, group in parts.items() if (row := _row(key, group, notes)) is not None]
+    told = [(row, group) for key, group in parts.items() if (row := _row(key, group, notes)) is not None]
+    rows = [row for row, _ in told]
     first = min((time for row in rows if isinstance(time := row["submit_s"], float)), default=0.0)
-    behind = cluster_queues(objects)
-    for row in rows:
+    behind, by_name = cluster_queues(objects), {quota.name: quota for quota in quotas}
+    for row, group in told:
         queue = str(row["queue"])
-        row["cluster_queue"] = behind.get(f"{row['user']}/{queue}") or behind.get(queue, "")
+        name = row["cluster_queue"] = behind.get(f"{row['user']}/{queue}") or behind.get(queue, "")
+        if (name or queue) in by_name:
+            row["flavors"] = _flavors(str(row["job"]), by_name[name or queue], group, notes)
         row.update({key: time - first for key in TIMES if isinstance(time := row[key], float)})
     return rows
 
@@ -127,6 +131,19 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
         "topology": topology,
         "pod_gpus": pod_gpus,
     }
+
+
+def _flavors(job: str, queue: Quota, group: Sequence[Part], notes: Notes) -> str:
+    """Flavors of its queue that a job may use, by commas; empty: all."""
+    parts = [part for part in group if part.kind == "Workload"] or group
+    pods = [pod for part in parts for _, pod in part.pods() if resources_of(pod)]
+    reasons = {name: why_not(flavor, pods) for name, flavor in queue.flavors.items()}
+    if not any(reasons.values()):
+        return ""
+    if all(reasons.values()):
+        words = ", ".join(f"{name} {why}" for name, why in reasons.items())
+        notes.add(f"may use no flavor of {queue.name}: {words}", job)
+    return ",".join(name for name, why in reasons.items() if not why) or NONE
 
 
 def _topology(parts: Sequence[Part], name: str, notes: Notes) -> tuple[str, int | None]:

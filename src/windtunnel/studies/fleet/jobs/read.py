@@ -47,7 +47,7 @@ FURTHER = (
     # as the log of a scheduler has them
     *("queue", "cluster_queue", "qos", "priority", "account", "limit_s", "eligible_s", "end_s"),
     *("log_state", "log_restarts", "log_gpu_seconds", "billing", "cpus", "nodes", "nodes_asked", "gpu_type"),
-    *("topology", "pod_gpus", "part"),
+    *("topology", "pod_gpus", "part", "flavors"),
     *TRAFFIC,
 )  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
@@ -203,11 +203,11 @@ def read_manifests(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, 
             objects.append(item)
         else:
             ours.append({str(key): item[key] for key in item})
-    rows = [*ours, *jobs_of_objects(objects, notes)]
+    quotas, cohorts = quotas_of_objects(objects, notes), cohorts_of_objects(objects)
+    rows = [*ours, *jobs_of_objects(objects, notes, quotas)]
     if objects and not rows:
         unread = notes.rows()
         problem = f"{unread[0].examples[0] or 'an object'} {unread[0].reason}" if unread else "holds no job"
         raise InputFileError(path, problem, "write it with `kubectl get -o yaml`")
-    quotas, cohorts = quotas_of_objects(objects, notes), cohorts_of_objects(objects)
     fair = fair_queues_of_objects(objects, notes)
     return table_of(path, rows), notes.rows(), quotas + fair[0], cohorts + fair[1]

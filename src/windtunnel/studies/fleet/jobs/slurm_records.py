@@ -112,4 +112,7 @@ def on_each_node(row: Row, per_node: str) -> Row:
         kinds = [(f"{name}:{kind}" if kind else name, int(count) * int(nodes)) for name, kind, count in asked]
         tres = [row.get(column, ""), *(f"gres/{kind}={count}" for kind, count in kinds)]
         row[column] = ",".join(filter(None, tres))
+        if column == "AllocTRES":  # the type that is asked for is told in ReqTRES
+            types = (f"gres/{kind}={count}" for kind, count in kinds if kind.startswith("gpu:"))
+            row["ReqTRES"] = ",".join(filter(None, (row.get("ReqTRES", ""), *types)))
     return row

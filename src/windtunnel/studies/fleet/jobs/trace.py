@@ -36,6 +36,14 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
+class Flavor(Slices):
+    """GPUs of one ResourceFlavor that a queue or a cohort is owed, borrows and lends."""
+
+    spec: Mapping[str, object] = field(default_factory=dict, hash=False)  # as Kueue has it: nodeLabels, topologyName
+    resources: tuple[str, ...] = ()  # names of GPUs that it has
+
+
+@dataclass(frozen=True, slots=True)
 class Quota:
     """A queue's share of a cluster's GPUs, as a ClusterQueue of Kueue says it; None: no limit.
 
@@ -55,11 +63,16 @@ class Quota:
     borrow_priority: float | None = None
     weight: float = 1.0  # of fair sharing
     slices: Mapping[str, Slices] = field(default_factory=dict)  # of MIG, by profile: its own beside whole GPUs
-    whole_queue: str = ""  # the queue whose slices of one profile these are
+    whole_queue: str = ""  # the queue whose slices of one profile, or whose GPUs of one flavor, these are
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)  # by name, in the order in which jobs try them
+    borrow_next: bool = False  # a job that would borrow of a flavor tries the next
+    preempt_next: bool = True  # a job that would stop others on a flavor tries the next
+    borrow_last: bool = False  # of two flavors, to stop others on one is better than to borrow of the other
+    flavor: str = ""  # of which these are
 
     @property
     def head_of(self) -> str:
-        """The queue that has one first job of whole GPUs and of slices."""
+        """The queue that has one first job, of whole GPUs and of slices, of all flavors."""
         return self.whole_queue or self.name
 
 
@@ -74,6 +87,7 @@ class Cohort:
     lending_limit: int | None = None
     weight: float = 1.0
     slices: Mapping[str, Slices] = field(default_factory=dict)
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
 
 
 @dataclass

@@ -128,6 +128,10 @@ def _apart(name: str, profile: str) -> str:
 def _counts(entry: Any, profile: str = "", units: int = UNITS) -> dict[str, Any]:
     """What a queue or a cohort has of whole GPUs, or of the slices of a profile, in units."""
     owed = entry.slices.get(profile, Slices()) if profile else entry
+    flavors = {} if profile else {name: replace(each, **_limits(each, units)) for name, each in entry.flavors.items()}
+    return {"name": _apart(entry.name, profile), "slices": {}, "flavors": flavors, **_limits(owed, units)}
+
+
+def _limits(owed: Slices, units: int) -> dict[str, int | None]:
     limits = {name: getattr(owed, name) for name in ("nominal", "borrowing_limit", "lending_limit")}
-    counts = {name: None if limit is None else limit * units for name, limit in limits.items()}
-    return {"name": _apart(entry.name, profile), "slices": {}, **counts}
+    return {name: None if limit is None else limit * units for name, limit in limits.items()}

@@ -30,6 +30,8 @@ GIVEN = (
     "topology",
     "quotas",
     "cohorts",
+    "places",
+    "known",
 )  # fields that follow from the site, --seed or the trace
 
 

@@ -4,8 +4,9 @@
     quota      of a subtree = its own nominal + what its children's subtrees have beyond their local quota
     used       of a cohort = what its children use beyond their local quota
     available  = (local - used)+ + min(available to the parent, quota - local - (used - local)+ + borrowing limit)
-    share      = (used - quota)+ / what the parent's subtree may have at most / weight
+    share      = (used - quota)+ / what the parent's subtree may have at most / weight, each the sum of all flavors
 
+A queue of several flavors has a node for each, in cohorts of that flavor (`flavors.py`): none lends for another.
 Source: Kueue, its concepts and KEP 79 and 1714.
 """
 
@@ -15,19 +16,23 @@ from collections.abc import Iterable, Iterator
 
 from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
 
+MARK = "\x1f"  # between the name of a queue or cohort and its flavor; no name has one
 Share = tuple[bool, float]  # whether it borrows on a weight of 0, then how much; less comes first
 
 
 class Node:
     """A queue or a cohort. GPUs; `parent` None: it shares with nobody above."""
 
-    __slots__ = ("borrowing", "cohorts", "lending", "local", "name", "parent", "queues", "quota", "used", "weight")
+    __slots__ = (
+        *("borrowing", "cohorts", "kin", "lending", "local", "name", "parent", "queues", "quota", "used", "weight"),
+    )
 
     def __init__(self, name: str, nominal: int, borrowing: int | None, lending: int | None, weight: float) -> None:
         self.name, self.quota, self.borrowing, self.lending, self.weight = name, nominal, borrowing, lending, weight
         self.parent: Node | None = None
         self.cohorts: list[Node] = []
         self.queues: list[Node] = []
+        self.kin: list[Node] = []  # itself and what it has of other flavors, where it has any
         self.local = self.used = 0
 
     def settle(self) -> None:
@@ -88,15 +93,18 @@ class Node:
     @property
     def borrows(self) -> bool:
         """Whether it uses more than its quota, of what others share."""
-        return self.parent is not None and self.used > self.quota
+        return self.parent is not None and any(node.used > node.quota for node in self.kin or (self,))
 
     @property
     def share(self) -> Share:
         """What it borrows of what its cohort may have, by its weight."""
-        if self.parent is None or self.used <= self.quota:
+        if self.parent is None or not self.borrows:
             return False, 0.0
-        whole = self.parent.most
-        ratio = (self.used - self.quota) * 1000 / whole if whole > 0 else 0.0
+        over = whole = 0
+        for node in self.kin or (self,):
+            over += max(node.used - node.quota, 0)
+            whole += 0 if node.parent is None else node.parent.most
+        ratio = over * 1000 / whole if whole > 0 else 0.0
         return (True, ratio) if ratio and not self.weight else (False, ratio / (self.weight or 1.0))
 
 
@@ -116,6 +124,8 @@ class Books:
                 self.cohorts[name].parent = self._cohort(parent)
                 self._cohort(parent).cohorts.append(self.cohorts[name])
         for quota in quotas:
+            if quota.flavors:  # those of each flavor are there too
+                continue
             node = Node(quota.name, quota.nominal, quota.borrowing_limit, quota.lending_limit, quota.weight)
             node.local = 0 if quota.lending_limit is None else max(quota.nominal - quota.lending_limit, 0)
             self.queues[quota.name] = node
@@ -127,6 +137,15 @@ class Books:
                 root.settle()
 
         self.roots = [each for each in (*self.cohorts.values(), *self.queues.values()) if each.parent is None]
+        kin: dict[str, list[Node]] = {}
+        for node in (*self.cohorts.values(), *self.queues.values()):
+            if MARK in node.name:
+                node.kin = kin.setdefault(f"{node.name.partition(MARK)[0]} {node.name in self.queues}", [])
+                node.kin.append(node)
+        self.tops: dict[str, str] = {}  # of each queue, also without its flavor, the root of its tree without one
+        for name, node in self.queues.items():
+            self.tops[name] = [node, *node.above()][-1].name.partition(MARK)[0]
+            self.tops[name.partition(MARK)[0]] = self.tops[name]
 
     def _cohort(self, name: str) -> Node:
         if name not in self.cohorts:

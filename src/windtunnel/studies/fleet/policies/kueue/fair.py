@@ -11,21 +11,15 @@ share, no second pass of Volcano's actions; a gang starts whole. Sources: KAI-Sc
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from windtunnel.studies.fleet.policies.kueue.policy import POLICY, Kueue
-from windtunnel.studies.fleet.policies.kueue.topology import Topology
+from windtunnel.studies.fleet.policies.kueue.policy import POLICY, kueue_of
 
 POLICIES = tuple(
     replace(
         POLICY,
         name=name,
-        make=lambda site, options: Kueue(
-            0 if options.pool else site.per_node,
-            {quota.name: quota for quota in options.quotas},
-            fair_sharing=True,
-            cohorts=options.cohorts,
-            topology=Topology.of(dict(site.topology)),
-        ),
+        make=partial(kueue_of, fair_sharing=True),
     )
     for name in ("kai", "volcano")
 )

@@ -19,17 +19,13 @@ from collections.abc import Generator, Hashable, Iterator
 
 from windtunnel.studies.fleet.clock.board import Board, Move
 from windtunnel.studies.fleet.clock.running import NS, Running
-from windtunnel.studies.fleet.policies.kueue.books import Node
+from windtunnel.studies.fleet.policies.kueue.books import MARK, Node
+from windtunnel.studies.fleet.policies.kueue.flavors import Assignment
 from windtunnel.studies.fleet.policies.kueue.rules import Rules
 from windtunnel.studies.fleet.policies.kueue.state import ANYWHERE, Pace, State
 
 CYCLE_NS = NS // 1000  # initialBackoff, between two cycles
 NO_LONGER = -1  # what is written of a job that fitted when its cycle began, in place of the GPUs that it lacks
-
-
-def root_of(node: Node) -> str:
-    """The name of the cohort at the top of a queue's tree, or its own."""
-    return [node, *node.above()][-1].name
 
 
 def paced(policy: Rules, board: Board, state: State) -> Iterator[Move]:
@@ -41,7 +37,7 @@ def paced(policy: Rules, board: Board, state: State) -> Iterator[Move]:
         victim = board.running[index]
         state.give(victim)
         pace.written.pop(index, None)
-        pace.freed(root_of(state.books.queues[victim.queue]), now_ns)
+        pace.freed(state.books.tops[victim.queue], now_ns)
         yield victim, None
     if board.capacity != pace.capacity:
         pace.capacity = board.capacity
@@ -69,7 +65,7 @@ def _heads(policy: Rules, board: Board, state: State) -> list[Running]:
         if not line or not isinstance(key, tuple) or not key[0]:
             continue
         queue = line[0][1].queue
-        aside = parked.get(root_of(state.books.queues[queue]), nothing), parked.get(ANYWHERE, nothing)
+        aside = parked.get(state.books.tops[queue], nothing), parked.get(ANYWHERE, nothing)
         if policy.hashing:
             first = None if key in aside[0] or key in aside[1] else line[0][1]
         else:
@@ -90,17 +86,19 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
     assert pace is not None
     at_ns = board.moment.ns
     wrote = False
+    assigned, refused = _assigned(policy, heads, state) if policy.choosing else ({}, [])
+    heads = [job for job in heads if job.queue in queues]
     fitted = {job.index for job in heads if job.gpus <= queues[job.queue].available}
     stopping: set[int] = set()  # victims of this cycle
     reserved: list[tuple[Node, int]] = []
-    refused: list[tuple[Running, int, str]] = []  # what it lacks, and under which root it is parked
     for job in policy.in_turn(heads, state.books):
         node = queues[job.queue]
         pace.awaited[job.index] = waits = pace.awaited.get(job.index, set()) & pace.stops_ns.keys()
         if not waits and job.gpus <= node.available:
             placement = policy.place(job, board)
             if placement is None:
-                refused.append((job, job.gpus, ANYWHERE))
+                others = job.index in assigned and policy.left(job, assigned[job.index], pace.tried)
+                refused.append((job, NO_LONGER, "") if others else (job, job.gpus, ANYWHERE))
                 continue
             state.take(job)
             _forget(job, pace, policy)
@@ -121,14 +119,18 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
             stopping |= waits
             at_ns = max(at_ns, *(pace.stops_ns[index] for index in waits))
             pace.ahead[policy.quotas[job.queue].head_of] = job.index
+            pace.chosen[job.index] = job.queue
         room = job.gpus if waits else policy.reserved(job, node)
         if room > 0:
             node.add(room)
             reserved.append((node, room))
         if not waits:
-            refused.append((job, job.gpus - node.available - max(room, 0), root_of(node)))
+            refused.append((job, job.gpus - node.available - max(room, 0), state.books.tops[job.queue]))
     for node, room in reserved:
         node.add(-room)
+    for job in heads:
+        if job.index not in board.running:
+            job.queue = job.queue.partition(MARK)[0]
     for job, lacks, root in refused:
         if lacks != NO_LONGER:
             _forget(job, pace, policy, keeps_written=True)
@@ -142,9 +144,26 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
     return at_ns if wrote else None
 
 
+def _assigned(
+    policy: Rules, heads: list[Running], state: State
+) -> tuple[dict[int, Assignment], list[tuple[Running, int, str]]]:
+    """Flavors for jobs, and those that are refused for want of any; one that waits for its victims keeps its own."""
+    pace = state.pace
+    assert pace is not None
+    waits = [
+        job for job in heads if job.index in pace.chosen and pace.awaited.get(job.index, set()) & pace.stops_ns.keys()
+    ]
+    assigned = policy.assigned([job for job in heads if job not in waits], state, pace.tried)
+    for job in waits:
+        job.queue = pace.chosen[job.index]
+    without = [job for job in heads if job.queue not in state.books.queues]
+    return assigned, [(job, job.gpus, state.books.tops[job.queue]) for job in without]
+
+
 def _forget(job: Running, pace: Pace, policy: Rules, *, keeps_written: bool = False) -> None:
     """A job stops no others any more; `keeps_written`: what was written of it stays."""
     pace.awaited.pop(job.index, None)
+    pace.chosen.pop(job.index, None)
     queue = policy.quotas[job.queue].head_of
     if pace.ahead.get(queue) == job.index:
         del pace.ahead[queue]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from windtunnel.studies.fleet.clock.board import Board
 from windtunnel.studies.fleet.clock.running import NS, Rank, Running
-from windtunnel.studies.fleet.policies.kueue.books import Books
+from windtunnel.studies.fleet.policies.kueue.books import MARK, Books
 
 RETRY_NS = 1 * NS  # requeueBatchPeriod
 ANYWHERE = ""  # in place of a root: whatever ends, or a node that joins, may make room
@@ -46,6 +46,8 @@ class Pace:
     ahead: dict[str, int] = field(default_factory=dict)  # by queue: the job that stops others is its first
     written: dict[int, int] = field(default_factory=dict)  # GPUs that a job was said to lack
     begins_ns: dict[int, int] = field(default_factory=dict)
+    chosen: dict[int, str] = field(default_factory=dict)  # the flavor's queue of a job that waits for its victims
+    tried: dict[int, int] = field(default_factory=dict)  # flavors in whose topology a job found no room: the last
 
     def write(self, now_ns: int) -> int:
         """When a write that is asked for now has passed."""
@@ -77,17 +79,21 @@ class State:
     books: Books
     pace: Pace | None = None
     running: dict[str, dict[int, Running]] = field(default_factory=dict)
+    flavors: dict[int, str] = field(default_factory=dict)  # on which jobs ran last
     keys: tuple[int, tuple[Hashable, ...]] = (0, ())  # lines that there were, and those of them without a queue
 
     def take(self, job: Running) -> None:
         """A job runs."""
         self.books.queues[job.queue].add(job.gpus)
         self.running.setdefault(job.queue, {})[job.index] = job
+        if MARK in job.queue:
+            self.flavors[job.index] = job.queue.partition(MARK)[2]
 
     def give(self, job: Running) -> None:
-        """A job runs no longer; nothing happens where it is known."""
+        """A job runs no longer, and is of no flavor; nothing happens where it is known."""
         if self.running.get(job.queue, {}).pop(job.index, None) is not None:
             self.books.queues[job.queue].add(-job.gpus)
+            job.queue = job.queue.partition(MARK)[0]
 
     def without_queue(self, board: Board) -> list[Line]:
         """Lines of jobs of no queue."""
