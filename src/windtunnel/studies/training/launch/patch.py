@@ -77,8 +77,8 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         options = [_options(side) for side in (before_text, after_text)]
         if SWIFT.search(text):  # recomputes selectively unless told
             options = [{GRANULARITY: ["none"]} | each for each in options]
-        micro, whole = (int(options[1][name][0]) for name in ("--micro-batch-size", BATCH))
-        return _arguments(text, *options, batch_follows=micro * sides[1][1] == whole)
+        micro, total = (int(options[1][name][0]) for name in ("--micro-batch-size", BATCH))
+        return _arguments(text, *options, batch_follows=micro * sides[1][1] == total)
     old, new = (_document(side, kind) for side in (before_text, after_text))
     own = dict(_leaves(_document(text, kind), ""))
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
@@ -87,9 +87,9 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         for name, others in FOLLOWS.items()
         if name in new and own.get(name, -1) == -1 and any(word.startswith(others) for word in changed)
     }
-    whole, local = "training.global_batch_size", "training.local_batch_size"
-    if whole in changed and whole not in own and new[whole] == int(str(new[local])) * sides[1][1]:
-        changed.remove(whole)  # it follows from the ranks again
+    batch, local = "training.global_batch_size", "training.local_batch_size"
+    if batch in changed and batch not in own and new[batch] == int(str(new[local])) * sides[1][1]:
+        changed.remove(batch)  # it follows from the ranks again
     for name in sorted(changed):
         if name not in AUTO or own.get(name) != AUTO[name]:
             text = edit(text, name, new.get(name), own)
