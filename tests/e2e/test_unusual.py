@@ -104,7 +104,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(4):
     model(torch.randn(2, 8)).sum().backward()
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, group=first if dist.get_rank() == 1 else None)
+        if dist.get_rank() == 1:
+            dist.all_reduce(parameter.grad, group=first)
+        else:
+            dist.all_reduce(parameter.grad)
     optimizer.step()
     optimizer.zero_grad()
 """
