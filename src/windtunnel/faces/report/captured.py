@@ -31,14 +31,13 @@ def captured_document(document: Mapping[str, Any], folder: str, cluster: str | N
         Notes("", [_spent(document), *_next(document, folder, cluster)]),
     ]
     where = f"step {facts['step']} on {world:,} ranks" + (f" ({sizes})" if len(grid["sizes"]) > 1 else "")
-    where += _period(document)
+    where += _period(document.get("period_steps") or 1, document.get("period", ()))
     return Document("captured", str(document["script"]["line"]), views, subtitle=where)
 
 
-def _period(document: Mapping[str, Any]) -> str:
+def _period(steps: int, kinds: Sequence[Mapping[str, int]]) -> str:
     """After how many steps the script repeats itself, and how many of them are unlike the one that is shown."""
-    steps = document.get("period_steps") or 1
-    others = sum(kind["steps"] for kind in document.get("period", ())[1:])
+    others = sum(kind["steps"] for kind in kinds[1:])
     return f" · repeats after {steps:,} steps, {others:,} of them unlike this one" if steps > 1 else ""
 
 
