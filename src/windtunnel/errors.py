@@ -51,13 +51,19 @@ class SpecError(UserError):
         super().__init__(f"{place}{text}: {remedy}")
 
 
+EXAMPLES = 20  # of known names, where there are more than twice as many
+
+
 class UnknownNameError(UserError):
     """A name that the catalogue does not hold."""
 
     def __init__(self, kind: str, name: str, names: Iterable[str], remedy: str | None = None) -> None:
         self.kind, self.name, self.known = kind, name, sorted(names)
         near = get_close_matches(name.lower().rpartition("/")[2], self.known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(self.known)}."
+        shown, more = self.known, ""
+        if len(shown) > 2 * EXAMPLES:
+            shown, more = shown[:: len(shown) // EXAMPLES + 1], f", ... ({len(shown)} in all)"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(shown)}{more}."
         super().__init__(f"unknown {kind} {_shown(name)}: {hint}" + (f" {remedy}" if remedy else ""))
 
 

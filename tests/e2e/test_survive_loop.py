@@ -96,3 +96,21 @@ def test_a_rank_and_then_the_neighbour_that_holds_its_shards_die_within_one_call
         losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
     assert losses[0] == losses[1]
     assert "begin again" not in capfd.readouterr().err
+
+
+def test_a_death_in_a_script_without_standby_is_said_and_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import os, pathlib, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        f"killed = pathlib.Path({str(tmp_path / 'killed')!r})\n"
+        "if dist.get_rank() == 1 and not killed.exists():\n"
+        "    killed.touch()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "dist.barrier()\n"
+    )
+    told = launch([sys.executable, str(script)], 2, 1)
+    assert (told.status, told.begun_again, told.replacements) == (0, 1, [])
+    assert "died before three steps of `windtunnel.survive.standby`" in capfd.readouterr().err

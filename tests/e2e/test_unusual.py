@@ -96,6 +96,33 @@ def test_a_call_of_one_rank_alone_is_named(folder: Path) -> None:
     assert "rank 2" in done.stderr
 
 
+OTHER_GROUP = """import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+first = dist.new_group([0, 1])
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.randn(2, 8)).sum().backward()
+    for parameter in model.parameters():
+        if dist.get_rank() == 1:
+            dist.all_reduce(parameter.grad, group=first)
+        else:
+            dist.all_reduce(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_both_groups_of_a_call_on_the_wrong_one_are_named(tmp_path: Path) -> None:
+    (tmp_path / "group.py").write_text(OTHER_GROUP)
+    done = windtunnel(tmp_path, "capture", "--world-size", "4", "--device", "cpu", "group.py")
+    assert done.returncode == 4
+    error, more = done.stderr.splitlines()[-2:]
+    assert error.startswith("windtunnel: error: the job could not run: collective 1 of group world")
+    assert more.startswith("found, too: hang: collective 1 of group ranks 0, 1, in step 1: rank 1 calls all_reduce")
+
+
 @pytest.mark.slow
 def test_an_unusual_script_runs_and_its_object_collectives_are_told(folder: Path) -> None:
     done = windtunnel(folder, "run", "--cluster", "h100-sxm:8", "--json", "--no-memory", "train.py")

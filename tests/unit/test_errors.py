@@ -53,3 +53,11 @@ def test_a_name_that_no_file_can_have_is_one_error(words: list[str], capsys: pyt
     message = capsys.readouterr().err
     assert "unknown model" in message if cluster else "too long" in message
     assert message.count("\n") == 1
+
+
+def test_of_many_names_some_are_shown() -> None:
+    few, many = (str(UnknownNameError("model", "zz", [f"m{at}" for at in range(count)])) for count in (40, 200))
+    assert "m39" in few
+    assert "in all" not in few
+    assert many.count("m") < 30
+    assert "(200 in all)" in many

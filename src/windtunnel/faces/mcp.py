@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import windtunnel
 from windtunnel.errors import SpecError, UserError
-from windtunnel.questions import QUESTIONS, Question, read, run, schema
+from windtunnel.questions import QUESTIONS, Question, noted, read, run, schema, spelled_out
 from windtunnel.questions.document import as_text, document
 
 if TYPE_CHECKING:
@@ -99,12 +99,14 @@ def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[s
         raise SpecError("arguments", f"{size:,} characters", f"give at most {LONGEST:,}")
     for text in _texts(arguments):
         _check_path(text, folder)
-    question = read({**arguments, "question": TOOLS[name]})
     with chdir(folder):
-        return _document(question)
+        data, notes = spelled_out({**arguments, "question": TOOLS[name]})
+        for text in _texts(data):
+            _check_path(text, folder)  # a file of the folder may name others
+        return _document(read(data), notes)
 
 
-def _document(question: Question) -> dict[str, object]:
+def _document(question: Question, notes: tuple[str, ...] = ()) -> dict[str, object]:
     """The answer as the command line's JSON has it; that of `predict` as with `--brief`."""
     from windtunnel.questions.asked.predict import Predict
 
@@ -113,7 +115,7 @@ def _document(question: Question) -> dict[str, object]:
         from windtunnel.studies.predict import answer_at_first
 
         return brief(to_document(answer_at_first(question)[1]()))
-    return document(question, run(question))
+    return document(question, noted(run(question), notes))
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -83,7 +83,9 @@ def key_names(part: type) -> dict[str, str]:
     return {name: field.path for field in fields_of(part) for name in (field.path, *field.about.names)}
 
 
-def pick(members: tuple[type, ...], mapping: Mapping[str, object], path: str = "") -> type:
+def pick(
+    members: tuple[type, ...], mapping: Mapping[str, object], path: str = "", question: type | None = None
+) -> type:
     """The member that these keys mean.
 
     Raises SpecError for a key that has no meaning beside another one, and says whose it is; `path` goes before it.
@@ -112,24 +114,32 @@ def pick(members: tuple[type, ...], mapping: Mapping[str, object], path: str = "
     homes = [member for member in members if odd in keys_of[member]]
     if not homes:
         everything = sorted({field for member in members for field in keys_of[member]})
-        raise SpecError(prefix + odd, mapping[odd], _unknown_key(odd, everything))
+        raise SpecError(prefix + odd, mapping[odd], _unknown_key(odd, everything, question))
     beside = next(key for key in mapping if key in keys_of[likely] and key not in keys_of[homes[0]])
     owner = phrase_of(homes[0])
     remedy = f"has no meaning beside {beside}: it belongs to {owner}; leave one of them out"
     raise SpecError(prefix + odd, mapping[odd], remedy)
 
 
-def _unknown_key(key: str, names: list[str]) -> str:
-    near = get_close_matches(key, names, n=1, cutoff=0.5)
+def _elsewhere(key: str, question: type | None) -> list[str]:
+    """The path of a field of that name in all of a question."""
+    fields = () if question is None else walk(question)
+    return [field.path for field in fields if key in (field.name, *field.about.names)][:1]
+
+
+def _unknown_key(key: str, names: list[str], question: type | None) -> str:
+    near = get_close_matches(key, names, n=1, cutoff=0.5) or _elsewhere(key, question)
     return f"is not known; did you mean {near[0]}?" if near else f"is not known; known are {', '.join(names)}"
 
 
-def unknown(part: type, key: str, prefix: str) -> str:
-    """The remedy for a key that a part does not have: the nearest that it has, or all."""
+def unknown(part: type, key: str, prefix: str, question: type | None = None) -> str:
+    """The remedy for a key that a part does not have: the nearest that it, or its question, has, or all that it has."""
     names = key_names(part)
     near = get_close_matches(key.lower(), names, n=1, cutoff=0.6)
     if not near:  # of another part, where it is the only one of its name
         near = [field.path for field in walk(part) if key in (field.name, *field.about.names)][:1]
+    if not near and (near := _elsewhere(key, question)):
+        prefix = ""
     if near:
         return f"is not known; did you mean {prefix}{near[0]}?"
     other = {field: [key for key in names if key != field and names[key] == field] for field in names.values()}

@@ -92,7 +92,7 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     from pydantic import ValidationError
 
     try:
-        plain_data = _spelled_out(kind, data, field)
+        plain_data = _spelled_out(kind, data, field, None if field else kind)
         text = json.dumps(plain_data, allow_nan=False)
         part = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -105,10 +105,10 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     return part
 
 
-def _spelled_out(part: type, data: object, path: str) -> dict[str, object]:
+def _spelled_out(part: type, data: object, path: str, question: type | None) -> dict[str, object]:
     """Plain data with the words of parts spelled out, their fields by their own names and the members of unions named.
 
-    Raises SpecError for a key that is not known.
+    `question`: of which all this is, where it is one. Raises SpecError for a key that is not known.
     """
     prefix = path + "." if path else ""
     if not isinstance(data, Mapping):
@@ -120,7 +120,7 @@ def _spelled_out(part: type, data: object, path: str) -> dict[str, object]:
     plain_data: dict[str, object] = {}
     for key, value in data.items():
         if key not in names:
-            raise SpecError(f"{prefix}{key}", value, unknown(part, str(key), prefix))
+            raise SpecError(f"{prefix}{key}", value, unknown(part, str(key), prefix, question))
         field = field_of[names[key]]
         if field.path in plain_data:
             raise SpecError(f"{prefix}{key}", value, f"is given as {field.path} as well: leave one of them out")
@@ -133,9 +133,9 @@ def _spelled_out(part: type, data: object, path: str) -> dict[str, object]:
             if field.members:
                 if not isinstance(value, Mapping):
                     raise SpecError(prefix + field.path, value, "give a mapping of `key: value` lines")
-                member = pick(field.members, value, prefix + field.path)
+                member = pick(field.members, value, prefix + field.path, question)
                 value = {inner: entry for inner, entry in value.items() if inner != "kind"}
-            value = _spelled_out(member, value, prefix + field.path)
+            value = _spelled_out(member, value, prefix + field.path, question)
             if field.optional and not field.members and all(entry is None for entry in value.values()):
                 value = None  # nor here, at any depth
             value = {kind_of(member): value} if field.members else value

@@ -37,8 +37,10 @@ class Verb:
     version: int = 1
     pure: bool = True
     example: str = ""
+    spells: str = ""
 
 
+STARTED = "windtunnel.studies.serving.started:spelled_out"
 QUESTIONS: Mapping[str, Verb] = {
     "predict": Verb(
         "windtunnel.questions.asked.predict:Predict",
@@ -72,30 +74,35 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.serving.study:answer",
         "Predict latency, throughput and attainment of a served model.",
         example="llama-3.1-70b --cluster h100-sxm:8 --tp 4 --prompt 2000 --output 300 --rate 2 --ttft 1s --tpot 50ms",
+        spells=STARTED,
     ),
     "serve plan": Verb(
         "windtunnel.questions.asked.serve.plan:ServePlan",
         "windtunnel.studies.serving.study:answer_plan",
         "Find the fewest GPUs, and their layout, that keep the limits at a rate; of a given layout, the highest rate.",
         example="llama-3.1-70b --cluster h100-sxm:16 --rate 4 --prompt 2000 --output 300 --ttft 1s --tpot 50ms",
+        spells=STARTED,
     ),
     "serve policies": Verb(
         "windtunnel.questions.asked.serve.policies:ServePolicies",
         "windtunnel.studies.serving.policies:answer",
         "Compare batching policies and routers on the same requests.",
         example="llama-2-13b --cluster a100-80gb:1 --rate 2 --prompt 500 --output 200 --policy fcfs,skip-join",
+        spells=STARTED,
     ),
     "serve spot": Verb(
         "windtunnel.questions.asked.serve.spot:ServeSpot",
         "windtunnel.studies.serving.study:answer_spot",
         "Serve on machines that come and go, under each policy.",
         example="llama-2-13b --cluster a100-80gb:48 --rate 2 --prompt 500 --output 100 --machines minutes.csv",
+        spells=STARTED,
     ),
     "serve scale": Verb(
         "windtunnel.questions.asked.serve.scale:ServeScale",
         "windtunnel.studies.serving.stateful.study:answer",
         "Let replicas come and go with the sessions they hold, by draining, recomputing or moving them.",
         example="llama-3.1-8b --cluster h100-sxm:8 --rate 20 --prompt 2000 --output 2000 --tpot 30ms",
+        spells=STARTED,
     ),
     "serve pool": Verb(
         "windtunnel.questions.asked.serve.pool:ServePool",

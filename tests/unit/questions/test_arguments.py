@@ -12,6 +12,7 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.questions import read
 from windtunnel.questions.typed import check, texts
 
 MODEL, CLUSTER = "llama-3-8b", "h100-sxm:8"
@@ -139,3 +140,13 @@ def test_a_workload_of_lists_is_one_of_arrays() -> None:
         np.testing.assert_array_equal(getattr(REQUESTS, name), getattr(arrays, name))
     assert REQUESTS.concurrency == arrays.concurrency
     assert REQUESTS.input_tokens.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("question", "part", "meant"),
+    [("serve", {"load": {"rate": 3, "prompt": 9}}, "requests.prompt"), ("predict", {"cluster": {"tp": 8}}, "plan.tp")],
+)
+def test_a_field_in_another_part_is_told_its_own(question: str, part: dict[str, object], meant: str) -> None:
+    asked = {"question": question, "model": "llama-3-8b", "cluster": "h100-sxm:8", **part}
+    with pytest.raises(SpecError, match=f"did you mean {meant}"):
+        read(asked)

@@ -35,6 +35,9 @@ def capture(
         if error.details:
             note(error.details.rstrip())
         note(f"windtunnel: error: {error}")
+        for finding in error.document["findings"]:
+            if finding["text"] not in str(error):
+                note(f"found, too: {finding['effect']}: {finding['text']}")
         return WOULD_NOT_RUN
     except ScriptError as error:
         if error.details:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.answered import answered
-from windtunnel.faces.cli.flags import OUTPUT, Below, Command, FlagValues, Outputs
+from windtunnel.faces.cli.flags import OUTPUT, Below, Command, FlagValues, Outputs, Reader
 from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_timeline, check_writable, write_atomically
 from windtunnel.questions.asked.serve.listen import ServeListen
@@ -87,25 +87,20 @@ def _emit(serving_plans: ServingPlans, form: Form, model: str, folder: Path) -> 
         wrote(folder / name)
 
 
-def _started(command_line: FlagValues) -> Below:
-    """What a command line of an engine, or a manifest, in the place of the model says."""
-    from windtunnel.studies.serving.manifests import is_started, parts_of
+def _started_by(verb: str) -> Reader:
+    """What reads a command line of an engine, or a manifest, in the place of the model."""
 
-    text = str(command_line.flags.get("model", ""))
-    if not is_started(text):
-        return Below({})
-    parts = parts_of(text)
-    layout = dict(parts.replicas)
-    return Below({"engine": parts.engine, "replicas": layout}, parts.notes, text[:80], instead={"model": parts.model})
+    def reader(command_line: FlagValues) -> Below:
+        from windtunnel.studies.serving.started import started
 
+        text = str(command_line.flags.get("model", ""))
+        parts = started(verb, text, rate_is_given=command_line.flags.get("rate") is not None)
+        if parts is None:
+            return Below({})
+        below = {name: part for name, part in (("engine", parts.engine), ("replicas", parts.replicas)) if part}
+        return Below(below, parts.notes, text[:80], instead={"model": parts.model})
 
-def _engine_started(command_line: FlagValues) -> Below:
-    """As `_started`; where a rate is given the layout is what is looked for."""
-    below = _started(command_line)
-    if not below.parts or command_line.flags.get("rate") is None:
-        return below
-    notes = (*below.notes, "the layout of the command line is left open: a plan for --rate looks for it")
-    return replace(below, parts={"engine": below.parts["engine"]}, notes=notes)
+    return reader
 
 
 def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
@@ -147,8 +142,8 @@ def show_pool(question: ServePool, outputs: Outputs) -> None:
     give(question, pool, outputs, document)
 
 
-def show_listen(question: ServeListen, outputs: Outputs) -> None:
-    """Listen until interrupted."""
+def show_listen(question: ServeListen, outputs: Outputs, *, notes: tuple[str, ...] = ()) -> None:
+    """Listen until interrupted. `notes`: what is not modelled of a command line."""
     from windtunnel.http_guard import TOKEN_VARIABLE
     from windtunnel.studies.serving.study import listen
 
@@ -157,17 +152,17 @@ def show_listen(question: ServeListen, outputs: Outputs) -> None:
         key = f"; clients send the token {shown} (`api_key`, Authorization: Bearer)" if token else ""
         note(f"{question.model.base} is at {where}/v1{key} (Ctrl-C ends it)")
 
+    for text in notes:
+        note(text)
     listen(question, announce)
 
 
 FILES = ("report", "trace", "rows", "json", "full")
 COMMANDS = (
-    Command("serve", show_serve, FILES, reader=_started),
-    Command("serve plan", show_plan, FILES, reader=_engine_started),
-    answered("serve policies", "serving"),
-    answered("serve spot", "serving"),
-    answered("serve scale", "serving"),
+    Command("serve", show_serve, FILES, reader=_started_by("serve")),
+    Command("serve plan", show_plan, FILES, reader=_started_by("serve plan")),
+    *(answered(verb, "serving", reader=_started_by(verb)) for verb in ("serve policies", "serve spot", "serve scale")),
     Command("serve pool", show_pool, ("report", "json", "full")),
     answered("serve real", "serving for real"),
-    Command("serve listen", show_listen, ()),
+    Command("serve listen", show_listen, (), reader=_started_by("serve listen")),
 )

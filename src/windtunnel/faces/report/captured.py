@@ -21,6 +21,7 @@ def captured_document(document: Mapping[str, Any], folder: str, cluster: str | N
     findings = [f"{finding['effect']}: {finding['text']}" for finding in document.get("findings", ())]
     views: list[View] = [Headline(_verdict(document, world)), Notes("What may go wrong in the real job", findings)]
     views += [
+        Notes("Not seen", [str(text) for text in document.get("not_seen", ())], "warn"),
         _classes(classes),
         Notes("Compared, and fit", [str(document["compared"])] if document.get("compared") else []),
         Table("Communication", CALLS, [*_calls(classes, "collectives"), *_calls(classes, "control", HOST)]),
@@ -30,7 +31,14 @@ def captured_document(document: Mapping[str, Any], folder: str, cluster: str | N
         Notes("", [_spent(document), *_next(document, folder, cluster)]),
     ]
     where = f"step {facts['step']} on {world:,} ranks" + (f" ({sizes})" if len(grid["sizes"]) > 1 else "")
+    where += _period(document.get("period_steps") or 1, document.get("period", ()))
     return Document("captured", str(document["script"]["line"]), views, subtitle=where)
+
+
+def _period(steps: int, kinds: Sequence[Mapping[str, int]]) -> str:
+    """After how many steps the script repeats itself, and how many of them are unlike the one that is shown."""
+    others = sum(kind["steps"] for kind in kinds[1:])
+    return f" · repeats after {steps:,} steps, {others:,} of them unlike this one" if steps > 1 else ""
 
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> Table:

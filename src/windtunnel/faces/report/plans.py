@@ -60,10 +60,23 @@ def _views(answer: Plans, address: Callable[[Planned], str]) -> Iterator[View]:
         ]
     )
     yield _ranked(answer, address)
+    sizes = {plan.n_gpus: plan for plan in reversed(answer.front)}  # of each the fastest, which stands first
+    if len(sizes) > 1:
+        rows = [sizes[n_gpus] for n_gpus in sorted(sizes)]
+        note = "without those that another number beats in time, cost and memory"
+        yield _front(rows, "The fastest on each number of GPUs", note, len(rows))
     lines = [f"What decides: {answer.decides}."] if answer.decides else []
     thumb = answer.rule_of_thumb
     lines += [] if thumb is None else [f"Rule of thumb: {words_of(thumb)}: {answer.rule_of_thumb_loses}."]
     yield Notes("Why this one", [*lines, _searched(answer)])
+
+
+def _front(plans: Sequence[Planned], title: str, note: str, most: int) -> Table:
+    fields: list[Field[Planned]] = [
+        *(("plan", "text", words_of), ("GPUs", "count", "n_gpus"), ("step", "s", "step_time_s")),
+        *(("GPU-h/M tokens", "", "gpu_hours_per_million_tokens"), ("memory", "B", "peak_memory_bytes")),
+    ]
+    return table_of(title, plans, fields, note, most=most)
 
 
 def _details(answer: Plans) -> Iterator[View]:
@@ -72,12 +85,8 @@ def _details(answer: Plans) -> Iterator[View]:
     if answer.sensitivity:
         yield Notes("Another plan wins with", [f"{price}: {winner}" for price, winner in answer.sensitivity])
     if answer.front:
-        fields: list[Field[Planned]] = [
-            *(("plan", "text", words_of), ("GPUs", "count", "n_gpus"), ("step", "s", "step_time_s")),
-            *(("GPU-h/M tokens", "", "gpu_hours_per_million_tokens"), ("memory", "B", "peak_memory_bytes")),
-        ]
         note = "no plan that was found is better in time, cost and memory at once"
-        yield table_of("The front", answer.front, fields, note, most=30)
+        yield _front(answer.front, "The front", note, 30)
     if answer.techniques is not None:
         trials = answer.techniques
         text = (

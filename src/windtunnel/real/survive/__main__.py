@@ -23,7 +23,7 @@ def _rank_at_step(text: str) -> tuple[int, int]:
 def main(words: list[str] | None = None) -> int:
     """Parse, launch, tell."""
     parser = argparse.ArgumentParser(prog="python -m windtunnel.survive", description=__doc__)
-    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks of the job, on each host")
+    parser.add_argument("--nproc-per-node", type=int, default=1, help="ranks of the job, on each host (1, as torchrun)")
     parser.add_argument("--nnodes", type=int, default=1, help="hosts, each with an agent of its own (1)")
     parser.add_argument(
         "--host",
@@ -61,7 +61,11 @@ def main(words: list[str] | None = None) -> int:
         help="what is imported once for all processes, such as transformers",
     )
     parser.add_argument("--report-json", type=Path, help="write what happened here")
-    parser.add_argument("script", type=Path, help="a script that calls windtunnel.survive.standby (or .train)")
+    parser.add_argument(
+        "script",
+        type=Path,
+        help="a script that calls windtunnel.survive.standby (or .train); any other begins again when a rank dies",
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     options = parser.parse_args(words)
     if not options.script.is_file():

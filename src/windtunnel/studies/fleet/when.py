@@ -28,7 +28,7 @@ from windtunnel.studies.fleet.jobs.standing import as_it_stands
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
-from windtunnel.studies.fleet.parts.part import refuse_parts
+from windtunnel.studies.fleet.parts.part import rows_of_whole_gpus
 from windtunnel.studies.fleet.parts.profile import cuts_of
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
 from windtunnel.studies.fleet.run import as_counted, simulate
@@ -98,8 +98,10 @@ def when(
     Raises SpecError for a job that is not there, and UserError for one that cannot run or says no run time.
     """
     policy = plain_name(policy)
-    refuse_parts(jobs, "`fleet when` asks about")
     _check(options, policy, draws, spread)
+    whole = rows_of_whole_gpus(jobs, _row(jobs, job))
+    parts = len(jobs) - len(whole)
+    jobs = jobs.take(np.array(whole, np.int64))
     at = _row(jobs, job)
     run = simulate(jobs, site, policy, options)
     if at in run.why:
@@ -151,7 +153,8 @@ def when(
         ended_draws=int((~np.isnan(end)).sum()),
         spread=spread,
         uncertainty=f"run times lognormal around the trace's, spread {spread:g} of their logarithm; "
-        "longer than so far for jobs that had begun when this one was submitted",
+        "longer than so far for jobs that had begun when this one was submitted"
+        + (f"; {parts:,} job{'s' * (parts > 1)} of parts of GPUs left out" if parts else ""),
         why=_why(run, so_far, at, site, options),
     )
 

@@ -31,7 +31,7 @@ Form = Literal["vllm", "dynamo", "llm-d"]
 FORMS: tuple[Form, ...] = ("vllm", "dynamo", "llm-d")
 LINE = re.compile(
     r"(?:^|[\s/;])(vllm serve|vllm\.entrypoints\.(?:openai\.)?api_server|sglang\.launch_server"
-    r"|dynamo\.(?:vllm|sglang)|trtllm-serve)(?:\s|$)"
+    r"|dynamo\.(?:vllm|sglang)|trtllm-serve|vllm/vllm-openai(?::[\w.-]+)?(?=\s+(?!vllm|python)\S))(?:\s|$)"
 )
 ASSIGNED = re.compile(r"\s*(?:export\s+|readonly\s+)?([A-Za-z_]\w*)=(?:\(([^()]*)\)|(.*))", re.DOTALL)
 INTEGERS = {  # flag -> field of a deployment
@@ -241,7 +241,8 @@ def _of_line(words: Sequence[str], role: str, image: str = "", replicas: int = 1
         engines = "vllm serve, sglang.launch_server, dynamo.vllm"
         raise SpecError("command", " ".join(words), f"names no engine that is known: {engines}")
     engine = "vllm" if "vllm" in match[1] else "sglang" if "sglang" in match[1] else "trtllm"
-    name = match[1].split()[-1]
+    name = match[1].split()[-1].rpartition("/")[2]
+    image = match[1] if "/" in match[1] else image  # of `docker run`: its arguments are those of vllm serve
     place = next(place for place, word in enumerate(parts) if word.rpartition("/")[2] == name)
     model, fields, ignored = _flags(parts[place + 1 :])
     if fields.pop("dp_attention", False):  # SGLang: its ranks are among those of --tp

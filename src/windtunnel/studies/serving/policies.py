@@ -109,7 +109,7 @@ def _shared(question: ServePolicies, policies: list[str]) -> Sharing:
 
 
 def _names(field: str, text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [PAPERS.get(name.strip().lower(), name.strip()) for name in text.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
         raise SpecError(field, text, "name one or several, each once")
     return names
@@ -131,6 +131,7 @@ def _skip_join_replica(engine: Engine, longest: int) -> StepwiseReplica:
     return StepwiseReplica(engine.times, rules, engine.blocks, batching, host_blocks)
 
 
+PAPERS = {"fastserve": "skip-join", "muxserve": "shares"}  # by which a policy is known as well
 POLICIES = {
     "fcfs": BatchingTraits(lambda engine, longest: engine.replica()),
     "skip-join": BatchingTraits(_skip_join_replica, adapters=False, prefixes=False),

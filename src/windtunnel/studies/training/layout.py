@@ -6,6 +6,7 @@ are laid over tensor x context x data with expert-tensor fastest, then expert, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -387,9 +388,12 @@ def _data_parallel(plan: Plan, cluster: Cluster) -> int:
     block = plan.tp * plan.pp * plan.cp
     dp, rest = divmod(cluster.n_gpus, block)
     if rest or dp == 0:
+        within = cluster.n_gpus < cluster.gpus_per_node
+        step = block if within else math.lcm(block, cluster.gpus_per_node)  # clusters are whole nodes, or within one
+        fewer = cluster.n_gpus // step * step
         raise LayoutError(
             f"tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {block} does not divide {cluster.n_gpus} GPUs",
-            f"use {f'{dp * block} or ' if dp else ''}{(dp + 1) * block} GPUs, or change a degree",
+            f"use {f'{fewer} or ' if fewer else ''}{fewer + step} GPUs, or change a degree",
         )
     if plan.dp is not None and plan.dp != dp:
         raise LayoutError(

@@ -104,3 +104,13 @@ def test_a_document_of_plans_is_read_back() -> None:
         nearest=(Miss({"tp": 8}, 9, 8, False),), remedies=(Remedy("more", _plan(3.0)),), sensitivity=(("nic", "tp 4"),),
     )  # fmt: skip
     assert Plans.from_dict({**answer.to_dict(), "study": "plan"}) == answer
+
+
+def test_each_number_of_gpus_that_was_searched_has_its_fastest_plan_on_the_first_screen() -> None:
+    front = tuple(
+        replace(_plan(step), n_gpus=n_gpus) for step, n_gpus in ((6.0, 32), (6.5, 32), (11.0, 16), (12.0, 16))
+    )
+    text = _text(_plans(front[0], front=front), full=False)
+    rows = text.partition("The fastest on each number of GPUs")[2].splitlines()[3:5]
+    assert [row.split()[-6:-3] for row in rows] == [["16", "11.00", "s"], ["32", "6.00", "s"]]
+    assert "The fastest on each" not in _text(_plans(front[0], front=front[:2]), full=False)

@@ -15,7 +15,7 @@ from windtunnel.faces.report.draw.markdown import markdown_of
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.prediction.views import prediction_document
 from windtunnel.physics.step.result import Result
-from windtunnel.views import Bar, Bars, Document, Lane, Lanes, Part, Span
+from windtunnel.views import Bar, Bars, Document, Files, Lane, Lanes, Part, Span
 
 
 def _printed(result: Result, width: int = 80, encoding: str = "utf-8", full: bool = True, **options: object) -> str:
@@ -159,7 +159,17 @@ def test_shades_of_bars_are_named_where_each_has_one_of_its_own() -> None:
     assert "\u2588 trains  \u2593 waits  \u2592 starts" in printed("trains", "waits", "starts")
     missing = [Bar("here", [Part("trains", 2.0), Part("waits", 1.0)]), Bar("there", [Part("waits", 3.0)] * 2)]
     assert "\u2593" * 40 in drawn(missing)  # one shade for a label, wherever it stands in its bar
-    assert "starts" not in printed("trains", "waits", "starts", "loads", "saves")  # a shade would stand for two
+    many = printed("trains", "waits", "starts", "loads", "saves")
+    assert "starts" not in many
+    assert "\u2593" not in many
+    assert "\u2588" * 40 in many
+
+
+def test_a_patch_is_not_cut_at_the_width() -> None:
+    line = "+  --micro-batch-size 1 " + "--an-option " * 30 + "\\"
+    console = Console(width=80, file=io.StringIO())
+    print_document(Document("t", "title", [Files("Patch", [("a", line)])]), console)
+    assert line in console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
 def test_many_short_spans_of_a_lane_end_where_the_time_does() -> None:

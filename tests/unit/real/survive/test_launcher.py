@@ -63,6 +63,7 @@ def test_a_script_that_never_asks_for_its_rank_is_one_error_and_not_begun_again(
         (["--nproc-per-node", "2", "--replace", "1"], "RANK@STEP"),
         (["--nproc-per-node", "1", "--replace", "0@5"], "two ranks"),
         (["--nproc-per-node", "2", "--report-json", "/nowhere/x.json"], "--report-json /nowhere/x.json"),
+        (["--replace", "0@5"], "two ranks"),  # one rank, as torchrun takes it
         (["--nproc-per-node", "2", "--afresh", "--preload", "json"], "--preload"),
         (["--nproc-per-node", "2", "--address", "192.0.2.1"], "--address = '192.0.2.1'"),
     ],

@@ -88,3 +88,12 @@ def test_the_command_answers_for_each_policy(tmp_path, capsys):
     assert "held by: a (8 GPUs, until 100 s)" in text
     assert "ahead: b" in text
     assert "40 draws" in text
+
+
+def test_a_job_of_a_part_is_left_out_beside_others(tmp_path):
+    text = "job,submit_s,gpus,duration_s,part\na,0,8,100,\nslice,10,1,500,1g.10gb\nb,80,8,50,\n"
+    answer = when(jobs_of(tmp_path, text), SITE, "fifo", Options(), "b", draws=2)
+    assert answer.start_s == 100.0
+    assert answer.uncertainty.endswith("; 1 job of parts of GPUs left out")
+    with pytest.raises(UserError, match="slice asks for"):
+        when(jobs_of(tmp_path, text), SITE, "fifo", Options(), "slice", draws=2)

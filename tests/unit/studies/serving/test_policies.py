@@ -90,3 +90,10 @@ def test_ways_to_share_that_are_not_possible_are_said() -> None:
     ):
         with pytest.raises(UserError):
             answer(asked(**{**SEVERAL, "load": {"rate": 4.0}, **more}))
+
+
+def test_a_policy_is_known_by_its_papers_name() -> None:
+    few = {"requests": {"prompt": 100, "output": 10, "requests": 5}}
+    assert list(answer(asked(policy="FastServe,fcfs", **few)).results) == ["skip-join", "fcfs"]
+    with pytest.raises(UserError, match="each once"):
+        answer(asked(policy="fastserve,skip-join", **few))

@@ -168,10 +168,10 @@ def _many_bars(view: Bars, width: int) -> list[RenderableType]:
     cells = max(4, min(width - labels - max(map(len, texts)) - min(noted, width // 2) - 8, 40))
     widths = [_widths(row, scale, cells) for row in view.bars]
     shown = list(dict.fromkeys(part.label for row in widths for part, width in row if width))
+    named = max(map(len, widths)) > 1 and len(shown) <= len(SHADES)  # else a shade would stand for several
     for row, amount, inside in zip(view.bars, texts, widths, strict=True):
-        drawn = _segments(inside, shown) if len(inside) > 1 else _whole(row.parts[0], scale, cells)
+        drawn = _segments(inside, shown if named else ()) if len(inside) > 1 else _whole(row.parts[0], scale, cells)
         table.add_row(Text(plain(row.label)), amount, drawn, Text(plain(row.note)))
-    named = max(map(len, widths)) > 1 and len(shown) <= len(SHADES)  # else a shade stands for several
     words = "  ".join(f"{shade} {plain(label)}" for shade, label in zip(SHADES, shown, strict=False))
     return [*_title(view.title, view.note), table, *([Text(words, style="dim")] if named else [])]
 
@@ -187,11 +187,12 @@ def _whole(part: Part, scale: float, cells: int) -> Text:
 
 
 def _segments(row: Sequence[tuple[Part, int]], shown: Sequence[str]) -> Text:
-    """Parts of one label have one shade in all bars."""
+    """Parts of one label have one shade in all bars; those that are not `shown` by name have the first."""
     line = Text()
     for part, width in row:
         if width:
-            line.append(SHADES[shown.index(part.label) % len(SHADES)] * width, style=_style(part.colour))
+            shade = SHADES[shown.index(part.label) if part.label in shown else 0]
+            line.append(shade * width, style=_style(part.colour))
     return line
 
 

@@ -20,8 +20,8 @@ _PLAINER = str.maketrans(
 
 
 def print_trimmed(renderable: RenderableType, console: Console) -> None:
-    """Print without trailing blanks, in characters that the console's encoding has."""
-    lines = console.render_lines(renderable, pad=False)
+    """Print without trailing blanks, in characters that the console's encoding has; what cannot fold is not cut."""
+    lines = Segment.split_lines(console.render(renderable))
     segments: list[Segment] = []
     for line in lines:
         segments += _trimmed(_writable(line, console.encoding))

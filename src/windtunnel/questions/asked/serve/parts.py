@@ -20,7 +20,13 @@ class ServedModel:
     """A served model."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    model: Annotated[ModelPart, About("A model of the catalogue, or the path of a config.json.")]
+    model: Annotated[
+        ModelPart,
+        About(
+            "A model of the catalogue, the path of a config.json, or how an engine is started: a command line such as"
+            " 'vllm serve ...', its script, or a manifest of Dynamo or llm-d."
+        ),
+    ]
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:8, or a cluster file.")]
 
 

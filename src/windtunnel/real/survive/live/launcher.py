@@ -380,6 +380,8 @@ class _Run:
                 self.struck_at = time.time()
             self.dead += dead
             if any(name in self.membership.members for name in dead) and self._nobody_goes_on():
+                why = "before three steps of `windtunnel.survive.standby` were done"
+                print(f"windtunnel: {', '.join(dead)} died {why}: all begin again", file=sys.stderr)
                 self._start_anew(dead)
             else:
                 self._perform(self.membership.died(dead, time.time()))
@@ -396,6 +398,7 @@ class _Run:
     def _start_anew(self, dead: Sequence[str]) -> None:
         """End all ranks and let other processes begin; the job reads its own checkpoint, as after a relaunch."""
         self.attempt += 1
+        self.outcome.begun_again += 1
         if self.struck_at is None:
             self.struck_at = time.time()
         for name in filter(None, self.membership.members):

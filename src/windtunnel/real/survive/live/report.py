@@ -22,6 +22,7 @@ class JobReport:
     status: int = 0
     start_s: float | None = None  # from starting the processes to their first step
     replacements: list[Replacement] = field(default_factory=list)
+    begun_again: int = 0  # how often all ranks began from the first line of the script
     not_replaced: list[tuple[int, int]] = field(default_factory=list)  # (rank, step) that were asked for in vain
     reason: str = ""
 

@@ -54,12 +54,15 @@ def parts_of(jobs: Jobs, site: Site | None) -> list[Part | str | None]:
     return [None if known[text] == whole else known[text] for text in texts]
 
 
-def refuse_parts(jobs: Jobs, whose: str) -> None:
-    """UserError where a job asks for a part of a GPU."""
-    at = next((at for at, text in enumerate(jobs.columns.get("part", ())) if text), None)
-    if at is not None:
-        text = jobs.columns["part"][at]
-        raise UserError(f"{jobs.where(at)}: asks for {text} of a GPU, and {whose} jobs of whole GPUs: leave it out")
+def rows_of_whole_gpus(jobs: Jobs, asked: int) -> list[int]:
+    """The jobs that ask for no part of a GPU. Raises UserError where the one in question does."""
+    texts = jobs.columns.get("part", [""] * len(jobs))
+    if text := texts[asked]:
+        name = jobs.name[asked]
+        raise UserError(
+            f"{jobs.where(asked)}: {name} asks for {text} of a GPU, and `fleet when` knows whole GPUs alone"
+        )
+    return [row for row, text in enumerate(texts) if not text]
 
 
 def known_parts(jobs: Jobs, site: Site) -> list[Part | None]:

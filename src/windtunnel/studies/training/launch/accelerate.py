@@ -94,6 +94,11 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     options = Options.of(document, where)
     kind = str(options.take("distributed_type", "NO")).upper()
     options.ignore(*NO_EFFECT["Accelerate"])
+    processes = options.take("num_processes", n_gpus)
+    if processes != n_gpus:
+        contradiction = f"num_processes {processes} (of a job on {n_gpus:,} GPUs)"
+        options.leaves[contradiction] = processes
+        options.left.add(contradiction)
     precision = str(options.take("mixed_precision", "no")).lower()
     fields: dict[str, object] = {"precision": FORMATS.get(precision if precision != "false" else "no", "bf16")}
     if precision not in (*FORMATS, "false"):

@@ -77,7 +77,8 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         options = [_options(side) for side in (before_text, after_text)]
         if SWIFT.search(text):  # recomputes selectively unless told
             options = [{GRANULARITY: ["none"]} | each for each in options]
-        return _arguments(text, *options)
+        micro, total = (int(options[1][name][0]) for name in ("--micro-batch-size", BATCH))
+        return _arguments(text, *options, batch_follows=micro * sides[1][1] == total)
     old, new = (_document(side, kind) for side in (before_text, after_text))
     own = dict(_leaves(_document(text, kind), ""))
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
@@ -86,6 +87,9 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         for name, others in FOLLOWS.items()
         if name in new and own.get(name, -1) == -1 and any(word.startswith(others) for word in changed)
     }
+    batch, local = "training.global_batch_size", "training.local_batch_size"
+    if batch in changed and batch not in own and new[batch] == int(str(new[local])) * sides[1][1]:
+        changed.remove(batch)  # it follows from the ranks again
     for name in sorted(changed):
         if name not in AUTO or own.get(name) != AUTO[name]:
             text = edit(text, name, new.get(name), own)
@@ -188,10 +192,13 @@ def _options(text: str) -> dict[str, list[str]]:
     return Arguments(shell_words(text, "arguments"), "arguments").options
 
 
-def _arguments(text: str, old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> str:
+def _arguments(
+    text: str, old: Mapping[str, list[str]], new: Mapping[str, list[str]], *, batch_follows: bool = False
+) -> str:
+    """`batch_follows`: without its option the global batch is the right one."""
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
     if BATCH in new and changed.intersection(BATCH_FOLLOWS) and _find(_option(BATCH), text) is None:
-        changed.add(BATCH)
+        changed = changed - {BATCH} if batch_follows else changed | {BATCH}
     for name in sorted(changed):
         if name in OLDER_OPTIONS:
             text = _without(text, OLDER_OPTIONS[name])
@@ -245,7 +252,8 @@ def _without(text: str, name: str) -> str:
     stop = len(text) if stop < 0 else stop + 1
     left = (text[begin : match.start()] + text[end:stop]).strip()
     if left in ("", "\\"):  # the line held nothing else
-        return text[:begin] + text[stop:]
+        before = text[:begin] if left else re.sub(r"[ \t]*\\\n\Z", "\n", text[:begin])  # its command ends there now
+        return before + text[stop:]
     return (
         text[: match.start()].rstrip(" \t")
         + (" " if text[end : end + 1] not in ("\n", '"', "'", " ") else "")

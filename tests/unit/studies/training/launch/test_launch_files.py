@@ -398,3 +398,10 @@ def test_every_second_layer_of_torchtitan_is_recomputed(tmp_path: Path) -> None:
     found = read_native(_write(tmp_path, "train.toml", toml), 8)
     assert found.fields["recompute"] == "full:16"  # of 32: selective_ac_option is "2" where it is not given
     assert found.unknown == ()
+
+
+@pytest.mark.parametrize(("n_gpus", "named"), [(32, ()), (64, ("num_processes 32 (of a job on 64 GPUs)",))])
+def test_accelerates_processes_are_the_gpus_or_are_named(n_gpus: int, named: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nnum_processes: 32\n")
+    assert read_native(path, n_gpus).unknown == named

@@ -171,6 +171,31 @@ def test_a_file_without_a_last_line_break_gives_a_patch_that_applies(tmp_path: P
     assert text.endswith("-b = 2\n\\ No newline at end of file\n+b = 3\n")
 
 
+def test_a_command_whose_last_line_goes_ends_with_the_line_before(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    first = "torchrun pretrain_gpt.py --seq-length 4096 --micro-batch-size 1 --global-batch-size 16"
+    recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    path.write_text(f"{first} \\\n  {recompute}\necho done\n")
+    before = dict(read_native(path, 8).fields)
+    patched = patch(str(path), (before, 8), ({**before, "recompute": "none"}, 8), 8, "m")
+    assert patched == f"{first}\necho done\n"  # with the backslash `echo done` would be arguments of the training
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", "[training]\nlocal_batch_size = 2\nseq_len = 4096\n[parallelism]\ntensor_parallel_degree = 1\n"),
+        ("a.sh", "torchrun pretrain_gpt.py --seq-length 4096 --micro-batch-size 2\n"),
+    ],
+)
+def test_a_batch_that_follows_as_before_is_not_said(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    before = {**dict(read_native(path, 8).fields), "global_batch": 16}
+    after = {**before, "tp": 2, "micro_batch": 4}  # 4 replicas of 4 are 8 of 2
+    assert "global" not in patch(str(path), (before, 8), (after, 4), 8, "m")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "changes", "said"),
     [

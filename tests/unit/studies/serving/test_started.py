@@ -1,0 +1,66 @@
+"""An engine's command line in the place of the model, through the doors that take plain data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import windtunnel
+from windtunnel.errors import SpecError
+from windtunnel.faces.mcp import answered
+from windtunnel.questions import read, spelled_out
+
+LINE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 32768 --max-num-seqs 64"
+ASKED = {"cluster": "h100-sxm:2", "requests": {"prompt": 100, "output": 10, "requests": 9}, "load": {"rate": 2}}
+ENGINE = {"engine": "vllm", "max_model_len": 32768, "max_num_seqs": 64}
+BY_HAND = {"model": "Qwen/Qwen3-8B", "engine": ENGINE, "replicas": {"tp": 2}}
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "said", "noted"),
+    [
+        ("serve", {}, {}, ""),
+        ("serve", {"engine": {"max_num_seqs": 8}}, {"engine": {**ENGINE, "max_num_seqs": 8}}, ""),  # it wins
+        ("serve plan", {}, {"replicas": {}}, "left open"),  # for a rate the layout is looked for
+        ("serve policies", {}, {}, ""),
+        ("serve scale", {"tpot": 0.05}, {}, ""),
+        (
+            "serve spot", {"machines": "m.csv"},
+            {"engine": {"engine": "vllm", "max_model_len": 32768}, "replicas": None}, "max_num_seqs",
+        ),
+    ],
+)  # fmt: skip
+def test_a_command_line_says_the_parts_that_a_verb_asks(
+    verb: str, more: dict[str, Any], said: dict[str, Any], noted: str
+) -> None:
+    data, notes = spelled_out({**ASKED, **more, "question": verb, "model": LINE})
+    by_hand = {name: part for name, part in {**BY_HAND, **said}.items() if part is not None}
+    assert read(data) == read({**ASKED, **more, "question": verb, **by_hand})
+    assert noted in " ".join(notes)
+    assert bool(notes) == bool(noted)
+
+
+def test_pools_apart_are_no_replicas_of_both(tmp_path: Path) -> None:
+    (tmp_path / "prefill.sh").write_text(LINE)
+    (tmp_path / "decode.sh").write_text(LINE)
+    with pytest.raises(SpecError, match="pools apart"):
+        spelled_out({**ASKED, "question": "serve policies", "model": str(tmp_path)})
+
+
+def test_python_and_tools_take_a_command_line(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(f"docker run --gpus all vllm/vllm-openai:v0.20.0 {LINE[11:]} --new-flag 3")
+    shown = answered("serve", {**ASKED, "model": "serve.sh"}, tmp_path)
+    assert shown["engine"] == "vllm 0.20.0"
+    assert shown["max_model_len"] == 32768
+    assert shown["warnings"] == ["not modelled and ignored: --new-flag 3"]
+    asked: Any = windtunnel.ask({**ASKED, "question": "serve", "model": str(tmp_path / "serve.sh")})
+    assert asked.warnings == tuple(shown["warnings"])
+    assert asked.result.to_dict()["tpot_s"] == shown["tpot_s"]
+
+
+def test_a_file_of_the_folder_names_no_model_of_another(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text("vllm serve /etc/other --tensor-parallel-size 2")
+    with pytest.raises(SpecError, match="name a file of the folder"):
+        answered("serve", {**ASKED, "model": "serve.sh"}, tmp_path)
