@@ -174,6 +174,9 @@ def engine_of(
     routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
     launched = 0.0 if used.prompt_graphs and _captured(model, deployment) else 1.0 if routed else DENSE_LAUNCHES
     used = replace(used, prompt_layer_s=used.prompt_layer_s * launched)
+    if used.mxfp4_prefill_factor and deployment.routed == "mxfp4":
+        factor = used.mxfp4_prefill_factor
+        used = replace(used, expert_prefill_factor=factor, expert_prefill_factor_ranks=factor)
     # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
     borrowed = routed and prices is None and blackwell and "fp8" in deployment.routed
     slices, groups = deployment.expert_sizes
@@ -235,7 +238,9 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
     if deployment.weights in ("bf16", "fp16"):
         return profile.kv
     # Checkpoints with scales by blocks say nothing of a cache, and vLLM then keeps 16 bits (config/cache.py, auto).
+    # Nor do GPTQ's and AWQ's integers, in vLLM and SGLang.
     silent = deployment.weights == deployment.routed == "fp8_block" and profile.framework == "vllm"
+    silent = silent or (deployment.weights in ("int4", "int8") and profile.framework != "trtllm")
     blackwell = cluster.gpu.generation.startswith("blackwell") and not silent
     return profile.kv_blackwell_quantised if blackwell else profile.kv_quantised
 

@@ -96,3 +96,17 @@ def test_attention_and_experts_take_longer_where_the_memory_is_slower() -> None:
     assert borrowed.decode_attention(*shape).at(64, 8192) > 1.9 * own.decode_attention(*shape).at(64, 8192)
     experts = (4096, 14336, 2, 8, 1, 1, "fp8")
     assert borrowed.experts(*experts).at(64) > 1.9 * own.experts(*experts).at(64)
+
+
+@pytest.mark.parametrize("framework", ["vllm", "sglang"])
+def test_long_sums_over_pcie_have_peer_access_whatever_the_release(framework: str) -> None:
+    """Tables before 2026-06 were timed without: 15 GB/s on two RTX PRO 6000, 36 since. Short sums are the release's."""
+    cluster = parse_cluster("rtx-pro-6000:2")
+    older, newest = (inference_kernels(cluster, framework, release) for release in ("0.5.10", "9"))
+    if not older.measured:
+        pytest.skip("aiconfigurator-core is not installed")
+    long_s = [kernels.all_reduce_s(float(1 << 25), 2) for kernels in (older, newest)]
+    assert long_s[0] == pytest.approx(long_s[1], rel=0.01)
+    assert long_s[0] == pytest.approx((1 << 25) / 36e9, rel=0.05)
+    if framework == "sglang":
+        assert older.all_reduce_s(4096.0, 2) > 2 * newest.all_reduce_s(4096.0, 2)

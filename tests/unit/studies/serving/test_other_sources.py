@@ -162,8 +162,23 @@ def test_experts_in_four_bit_integers_take_as_long_on_amd_as_unpacking_them() ->
 def test_vllm_keeps_a_cache_in_sixteen_bits_where_the_checkpoint_says_nothing_of_it() -> None:
     cluster = parse_cluster("b200-sxm:1")
     cases = (("vllm", "fp8_block", "bf16"), ("vllm", "nvfp4", "fp8"), ("sglang", "fp8_block", "fp8"))
+    cases += (("vllm", "int4", "bf16"), ("sglang", "int4", "bf16"), ("trtllm", "int4", "fp8"))
     for engine, weights, kv in cases:
         assert kv_format(Deployment(weights=weights), load_engine(engine), cluster) == kv
+
+
+def test_prompts_of_mxfp4_experts_have_a_factor_that_no_other_model_has() -> None:
+    """vLLM 0.22 on H200 was timed with gpt-oss alone: a dense model's prompts run there as on H100."""
+
+    def prompt_s(model: str, gpu: str, weights: str, experts: str) -> float:
+        held = Deployment(engine="vllm-0.22", tp=2, weights=weights, expert_weights=experts)
+        times = engine_of(load_model(model), parse_cluster(f"{gpu}:2"), held).times
+        return times.mixed(0, 0, [(4096, 0)], 1)
+
+    dense = [prompt_s("qwen3-32b", gpu, "bf16", "bf16") for gpu in ("h100-sxm", "h200-sxm")]
+    experts = [prompt_s("gpt-oss-120b", gpu, "bf16", "mxfp4") for gpu in ("h100-sxm", "h200-sxm")]
+    assert dense[1] == pytest.approx(dense[0], rel=0.1)
+    assert experts[1] > 1.2 * experts[0]
 
 
 def test_a_smaller_model_is_not_taken_for_the_one_whose_name_it_extends() -> None:

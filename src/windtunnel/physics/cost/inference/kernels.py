@@ -40,6 +40,8 @@ from windtunnel.physics.cost.measured.interpolation import Array, LogGrid, as_ax
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.hardware.gpu import AS_MEASURED, Gpu
 
+LONG_SUM = float(1 << 20)  # bytes from which a sum over PCIe waits for bandwidth
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -212,8 +214,9 @@ def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Cu
     """Inside a node as engines do it, from tables; NCCL's elsewhere.
 
     Over NVLink TensorRT-LLM's own kernels, timed inside a graph, stand for those of the same kind in all engines: the
-    tables of vLLM and SGLang hold some 12 us of launch that a CUDA graph takes away. Over PCIe that matters
-    little, and the release much: without peer access a sum takes twice as long.
+    tables of vLLM and SGLang hold some 12 us of launch that a CUDA graph takes away. Over PCIe a
+    release's table is as much of the machine it was timed on: those before 2026-06 had no peer access (15 GB/s on two
+    RTX PRO 6000 whatever the engine, 36 since). Published runs have it: their long sums, of prompts, are of the newest.
     """
     group = group_of(gpus, 1, cluster)
     nodes = tuple(float(2**i) for i in range(7, 31))
@@ -223,15 +226,22 @@ def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Cu
         return Curve(nodes, ours)
     nvlink = cluster.scale_up.protocol == "nvlink"
     whose, of = ("trtllm", "") if nvlink else (framework, release)
-    for _, path in measured.tables(system, "comm", "custom_allreduce_perf", whose, of):
-        if (gpus,) not in measured.distinct(path, ("num_gpus",), ()):
-            continue
-        rows = measured.rows(path, ("message_size", "latency"), (("num_gpus", gpus),))
-        line = curve(rows["message_size"].astype(float) * 2.0, rows["latency"] * 1e-3)  # elements of 2 bytes
-        return Curve(
-            nodes, tuple(min(line.at(b), o) if nvlink else line.at(b) for b, o in zip(nodes, ours, strict=True))
-        )
-    return Curve(nodes, ours)
+    line = _timed_sums(system, whose, of, gpus)
+    if line is None:
+        return Curve(nodes, ours)
+    if nvlink:
+        return Curve(nodes, tuple(min(line.at(b), o) for b, o in zip(nodes, ours, strict=True)))
+    newest = _timed_sums(system, whose, "", gpus) or line
+    return Curve(nodes, tuple(min(line.at(b), newest.at(b)) if b >= LONG_SUM else line.at(b) for b in nodes))
+
+
+def _timed_sums(system: str, framework: str, release: str, gpus: int) -> Curve | None:
+    """Sums of so many GPUs as a table has them, by bytes."""
+    for _, path in measured.tables(system, "comm", "custom_allreduce_perf", framework, release):
+        if (gpus,) in measured.distinct(path, ("num_gpus",), ()):
+            rows = measured.rows(path, ("message_size", "latency"), (("num_gpus", gpus),))
+            return curve(rows["message_size"].astype(float) * 2.0, rows["latency"] * 1e-3)  # elements of 2 bytes
+    return None
 
 
 def _borrowed(gpu: Gpu, table: Surface, bytes_per_token: float, flops_per_token: float) -> Surface:

@@ -141,6 +141,7 @@ class Profile:
     quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
     expert_prefill_factor: float = 1.0
     expert_prefill_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    mxfp4_prefill_factor: float = 0.0  # instead of both, of MXFP4 experts; 0: the same
     # Steps with prompts leave attention ranks with unequal numbers of tokens. What goes to the experts and back is then
     # no all-gather and reduce-scatter but a group of broadcasts and reductions, one per rank, each a chain that has to
     # fill before its links are busy: so much of the exchange's time per rank beyond two.
