@@ -26,6 +26,7 @@ from windtunnel.studies.programs.rank_classes.replicas import compare_replicas
 
 MOST_RANKS = 64  # that a finding names where it may be any
 MOST_NOT_REACHED = 12
+LARGE = 1e30  # for what cannot be reckoned with infinity: `int` takes none
 HASH_SEEDS = ("1", "2", "3")  # under which a rank is run again
 MOST_CPU_S = 30.0  # that this is to take: of it, with those that it waits for, under all of them, not the first alone
 
@@ -200,6 +201,8 @@ class Checks:
         which a note says.
         """
         after = self._workers.again(rank, {**task, "goes_on": False})
+        if task.get("own") == math.inf and after["status"] == "error" and not after.get("ended"):
+            after = self._workers.again(rank, {**task, "own": LARGE, "goes_on": False})
         other = self._log(ASIDE)
         if other is None or (after["status"] != "ok" and not after.get("ended")):
             self._not_compared(rank, how, after.get("message", ""))

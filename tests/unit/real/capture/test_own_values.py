@@ -89,6 +89,11 @@ SCRIPTS = {
         "",
         "data",
     ),
+    "a loss of its own as a whole number, which infinity is not": (
+        "    if int(loss.item()) > 100: continue",
+        "",
+        "data",
+    ),
     "a loss of its own, beside one that all agree on": (
         "    if loss.item() < 1e-6: continue" + STOPS.replace("WHEN", "loss.item() > 100"),
         "continue",
