@@ -205,19 +205,24 @@ def collectives_as_in_a_run() -> Replacements:
 
 @contextmanager
 def gpus_of_threads(mode: FakeTensorMode) -> Iterator[None]:
-    """Modes are a thread's own, so a thread of the script's makes real tensors, and there is no GPU to put them on: what
-    it puts there is fake, as what the pool makes in which transformers loads weights (`device_map`).
+    """Modes are a thread's own, so one of the script's makes real tensors, and there is no GPU to put them on: what it
+    puts there is fake, as what the pool makes in which transformers loads weights (`device_map`).
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class OnGpus(TorchDispatchMode):
+    class OnGpus(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
-            self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+            self,
+            func: OpOverload,
+            types: Sequence[type],
+            args: Sequence[object] = (),
+            kwargs: Mapping[str, object] | None = None,
         ) -> object:
-            device = (kwargs or {}).get("device")
+            given = kwargs or {}
+            device = given.get("device")
             if not isinstance(device, torch.device) or device.type != "cuda":
-                return func(*args, **(kwargs or {}))
-            return mode.dispatch(func, types, args, kwargs)
+                return func(*args, **given)
+            return mode.dispatch(func, types, args, given)
 
     start = threading.Thread.start
 
@@ -225,7 +230,7 @@ def gpus_of_threads(mode: FakeTensorMode) -> Iterator[None]:
         run = thread.run
 
         def run_on_gpus() -> None:
-            del thread.run  # type: ignore[misc]  # this one: its class has its own
+            del thread.run  # this one: its class has its own
             with OnGpus():
                 run()
 
