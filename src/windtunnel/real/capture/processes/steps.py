@@ -111,7 +111,7 @@ class Steps:
         budget_s = max(LEAST_BUDGET_S, self._spent_s)
         if self._wants_more(seen) and time.process_time() - self._spent_s < budget_s:
             self._box.post(_key(seen), ON)
-            self.patience_s = self._spent_s + 2 * budget_s - time.process_time()
+            self.patience_s = self._spent_s + budget_s + LEAST_BUDGET_S - time.process_time()
             return True
         self._settle()
         self._late = 1
@@ -123,7 +123,7 @@ class Steps:
         spent_s, budget_s = time.process_time() - self._settled_s, max(LEAST_LATE_S, LATE_SHARE * self._settled_s)
         if self._may_part and seen < MOST_STEPS and spent_s < budget_s:
             self._box.post(_key(seen), ON)
-            self.patience_s = 2 * budget_s - spent_s
+            self.patience_s = budget_s + LEAST_BUDGET_S - spent_s
             return True
         self._late -= 1
         self._say_last()
