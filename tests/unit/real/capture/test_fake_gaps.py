@@ -418,3 +418,20 @@ def test_a_parameter_is_made_by_the_class_of_another() -> None:
         layer._parameters["weight"] = made.to("cuda")
         assert isinstance(made, torch.nn.Parameter)
         assert (layer.weight.device.type, layer.weight.shape, made.requires_grad) == ("cuda", (8, 4), False)
+
+
+@needs_no_gpu
+def test_what_a_thread_puts_on_a_pretended_gpu_is_fake_there() -> None:
+    def load() -> list[Any]:
+        on_host = torch.ones(3)
+        return [on_host, on_host.to("cuda:1", torch.bfloat16), torch.zeros(2, device="cuda")]
+
+    with fake_tensors("cuda", gpus=2), ThreadPoolExecutor(1) as pool:
+        made = pool.submit(load).result()
+        assert [(str(one.device), one.dtype, one.numel()) for one in made] == [
+            ("cpu", torch.float32, 3),
+            ("cuda:1", torch.bfloat16, 3),
+            ("cuda:0", torch.float32, 2),
+        ]
+        assert (made[1] + 1).device == made[1].device
+    assert torch.equal(made[0], torch.ones(3))  # as before: a thread reads what it has

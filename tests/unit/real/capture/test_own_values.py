@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,11 @@ SCRIPTS = {
         "",
         "data",
     ),
+    "a loss of its own as a whole number, which infinity is not": (
+        "    if int(loss.item()) > 100: continue",
+        "",
+        "data",
+    ),
     "a loss of its own, beside one that all agree on": (
         "    if loss.item() < 1e-6: continue" + STOPS.replace("WHEN", "loss.item() > 100"),
         "continue",
@@ -105,6 +112,18 @@ def test_what_all_agree_on_is_no_finding_whatever_stands_beside_it(name: str, tm
         source = source.replace("last = time.time()", "time.time(); last = time.monotonic()")
     line = next((number for number, text in enumerate(source.splitlines(), 1) if ": continue" in text), 0)
     assert findings(source, tmp_path) == ([(kind, f"train.py:{line}")] if kind else [])
+
+
+@pytest.mark.parametrize(("line", "replaced"), [("time.time()", False), ("datetime.now()", True)])
+def test_dates_are_of_another_class_only_where_one_is_looked_at(line: str, replaced: bool, tmp_path: Path) -> None:
+    """pandas derives from `datetime.datetime` in C: imported after that, it ended the process by SIGSEGV."""
+    (tmp_path / "train.py").write_text(f"begun = {line}\n")
+    program = (
+        "import datetime; from windtunnel.real.capture.processes.clock import quicken_clock; real = datetime.datetime;"
+        f"quicken_clock([({str(tmp_path / 'train.py')!r}, 1)]); print(datetime.datetime is not real)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(replaced)]
 
 
 @pytest.mark.parametrize(

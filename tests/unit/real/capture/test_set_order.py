@@ -109,6 +109,7 @@ for i in range(2):
         dist.all_reduce(sums[word])
     opt.step(); opt.zero_grad()
 """
+HARMLESS = "    words = list(set(stats))\n"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +148,34 @@ def test_what_differs_under_the_same_order_too_is_no_finding(tmp_path: Path, mon
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     # A process that plays a rank again loads less before it.
     script = SCRIPT.replace("import torch,", "import sys, torch,", 1).replace("ORDER", "sorted(stats)")
-    script += "    words = list(set(stats))\n"
+    script += HARMLESS
     (tmp_path / "train.py").write_text(
         script.replace("SIZE", "4 if 'torch.distributed.pipelining' in sys.modules else 5")
     )
     launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
     assert capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"] == []
     assert os.environ.get(HASH_SEED) is None
+
+
+@pytest.mark.parametrize(("cpu_s", "runs"), [(1.0, 3), (12.0, 2), (40.0, 1)])
+def test_a_rank_is_run_again_under_as_many_seeds_as_it_and_those_it_waits_for_have_time_for(
+    cpu_s: float, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from windtunnel.real.capture import checks
+    from windtunnel.real.capture.arguments import Launch
+    from windtunnel.real.capture.launch import Options, capture_job
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    spent = iter(range(99))
+    monkeypatch.setattr(checks, "ended_children_cpu_s", lambda: cpu_s * next(spent), raising=False)
+    seeds: list[str] = []
+    run_under = checks.Checks._run_under
+    monkeypatch.setattr(
+        checks.Checks, "_run_under", lambda self, seed, *rest: seeds.append(seed) or run_under(self, seed, *rest)
+    )
+    (tmp_path / "train.py").write_text(SCRIPT.replace("SIZE", "4").replace("ORDER", "sorted(stats)") + HARMLESS)
+    launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
+    assert capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"] == []
+    assert seeds == list(checks.HASH_SEEDS[:runs])

@@ -56,6 +56,15 @@ def test_nothing_is_in_place_unless_it_is_missing_nor_afterwards() -> None:
     assert not [name for name in sys.modules if name.startswith("flash_attn")]
 
 
+@pytest.mark.parametrize("package", ["flash_attn", "flash_attn_interface"])
+def test_decoding_from_a_cache_can_be_imported_but_not_called(package: str) -> None:
+    """transformers imports it with the others, whoever trains."""
+    with fake_tensors("cuda", gpus=1, missing=(package,)):
+        decode = importlib.import_module(package).flash_attn_with_kvcache
+        with pytest.raises(NotImplementedError, match="install flash-attn"):
+            decode(None, None, None)
+
+
 def ops_of(run: object) -> list[str]:
     from torch.utils._python_dispatch import TorchDispatchMode
 

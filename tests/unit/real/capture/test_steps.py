@@ -189,3 +189,14 @@ def test_an_error_behind_the_compared_steps_is_the_script_s_end(tmp_path: Path) 
             first.close()
     assert beside.is_behind()
     assert not short.is_behind()  # it raises where others go on
+
+
+def test_what_takes_long_behind_a_step_ends_the_script_for_all(tmp_path: Path) -> None:
+    first, other = steps_of(tmp_path, 0, 4), steps_of(tmp_path, 1, 1)
+    assert [first.take(program(3)), first.take(program(5))] == [False, False]
+    assert first.patience_s > 15.0  # as much of the budget as is left, and 10 s
+    first.is_cut = True
+    assert first.is_behind()  # whatever the script makes of it
+    first.close()
+    assert [other.take(program(3)), other.take(program(5))] == [False, True]
+    assert any("behind step 3 takes long" in text for text in first.unseen())

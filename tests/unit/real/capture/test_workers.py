@@ -335,6 +335,7 @@ def test_a_rank_is_run_again_under_another_task_and_what_it_was_stays_known() ->
         after = workers.again(1, {"does": {"1": "fail:no"}})
         assert after["status"] == "error"
         assert workers.outcomes[1]["heard"] == "0"
+        assert workers.again(1, {"does": {"1": "die"}})["status"] == "died"  # not what it left under the task before
         assert workers.again(0, {"does": {}})["status"] == "ok"
         hung = workers.again(1, {"does": {"1": "wait:2"}})
         assert (hung["status"], "rank 2 ended without sending" in hung["message"]) == ("hangs", True)

@@ -76,4 +76,6 @@ def fake_tensors(
         stack.enter_context(stand_ins(missing, launch, note))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(mode)
+        if device == "cuda":
+            stack.enter_context(compat.gpus_of_threads(mode))
         yield mode

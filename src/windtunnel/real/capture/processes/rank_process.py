@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
+CUT_AGAIN_S = 0.5  # of CPU time, where a script catches what ends it
 ASIDE = "aside"  # in place of the rank's number: of a rank that is run again under another task
 
 
@@ -160,11 +161,19 @@ def _played(
     own = partial(script_files, "" if launch.is_module else launch.target)
     steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=own)
 
+    def cut_short(*_: object) -> None:
+        steps.is_cut = True
+        raise StepTaken
+
+    signal.signal(signal.SIGPROF, cut_short)
+
     def stepped(program: RankProgram) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if not steps.done and steps.take(replace(program, **_meshes(compat, world))):
             recorder.replicas.note_next()
             recorder.journal.is_loose = not come_to_rest(is_let_go=box.is_let_go)
             raise StepTaken
+        signal.setitimer(signal.ITIMER_PROF, steps.patience_s, CUT_AGAIN_S)
 
     local_world = min(launch.local_world_size, launch.world_size)
     local = rank % local_world
@@ -220,6 +229,8 @@ def _played(
     except BaseException:
         if not steps.done and not steps.is_behind():  # done: it came while the script was cleaning up after its end
             raise
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     played.is_over = True
     steps.close()
     if not steps.digests:

@@ -156,6 +156,7 @@ class Workers:
                 if rank in self._kept:
                     self._running[rank] = replace(self._kept.pop(rank), looked=time.monotonic())
                 else:
+                    (self.folder / f"outcome_{rank}.json").unlink(missing_ok=True)  # of another task
                     server.say({**task, "rank": rank})
                     self._running[rank] = _Running(ahead=ahead is not None)
                 waiting.pop(rank, None)

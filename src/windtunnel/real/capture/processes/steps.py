@@ -68,6 +68,8 @@ class Steps:
         self._ran = 0  # steps of `digests`, before any were left out
         self._late = 0  # steps after those, which are only compared
         self._compared = 0  # all of them, where there are late ones
+        self.patience_s = 0.0  # of CPU time, for what comes before the next step; 0: any
+        self.is_cut = False  # that took longer: the script ends there
         self._settled_s, self._may_part = 0.0, False  # when the kept ones were over; whether rounds may be left then
 
     def look(self) -> None:
@@ -79,7 +81,8 @@ class Steps:
         self.loop.look(sys._getframe(2), script_name)
 
     def take(self, program: RankProgram) -> bool:
-        """Keep a step; whether it was the last."""
+        """Keep a step; whether it was the last. Else `patience_s` is for the next, and what comes before it."""
+        self.patience_s = 0.0
         if self._late:
             self._late += 1
             self.done = not self._goes_late()
@@ -108,6 +111,7 @@ class Steps:
         budget_s = max(LEAST_BUDGET_S, self._spent_s)
         if self._wants_more(seen) and time.process_time() - self._spent_s < budget_s:
             self._box.post(_key(seen), ON)
+            self.patience_s = self._spent_s + budget_s + LEAST_BUDGET_S - time.process_time()
             return True
         self._settle()
         self._late = 1
@@ -119,6 +123,7 @@ class Steps:
         spent_s, budget_s = time.process_time() - self._settled_s, max(LEAST_LATE_S, LATE_SHARE * self._settled_s)
         if self._may_part and seen < MOST_STEPS and spent_s < budget_s:
             self._box.post(_key(seen), ON)
+            self.patience_s = budget_s + LEAST_BUDGET_S - spent_s
             return True
         self._late -= 1
         self._say_last()
@@ -207,7 +212,7 @@ class Steps:
     def is_behind(self) -> bool:
         """Whether all that is kept and compared is there: an error from now on is none of theirs."""
         if not self._rank or not self._goes_on or not self.digests:
-            return self._late > 0
+            return self._late > 0 or self.is_cut
         self._keep_as_told(self._box.get(LAST, self._timeout_s))
         return self._ran >= (self._compared or len(self.digests))
 
@@ -235,6 +240,8 @@ class Steps:
         texts = self.loop.unseen(seen, seen + self._late)
         if self._goes_on and not self._rank and self._ran and not self._period:
             texts.append(f"steps {self._wanted} to {seen} differ and were not seen to repeat: more are needed")
+        if self.is_cut and not self._compared:
+            texts.append(f"what comes behind step {seen} takes long (an evaluation?) and was cut short")
         return texts + [f"{words} was not evaluated, and {seen} steps were seen" for words in self._hidden]
 
     def facts(self) -> dict[str, object]:

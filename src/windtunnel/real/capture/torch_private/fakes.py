@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -200,3 +201,41 @@ def collectives_as_in_a_run() -> Replacements:
     return Replacements(
         *((module, "_are_we_tracing", no) for module in of_torch if vars(module).get("_are_we_tracing") is tells)
     )
+
+
+@contextmanager
+def gpus_of_threads(mode: FakeTensorMode) -> Iterator[None]:
+    """Modes are a thread's own, so one of the script's makes real tensors, and there is no GPU to put them on: what it
+    puts there is fake, as what the pool makes in which transformers loads weights (`device_map`).
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OnGpus(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self,
+            func: OpOverload,
+            types: Sequence[type],
+            args: Sequence[object] = (),
+            kwargs: Mapping[str, object] | None = None,
+        ) -> object:
+            given = kwargs or {}
+            device = given.get("device")
+            if not isinstance(device, torch.device) or device.type != "cuda":
+                return func(*args, **given)
+            return mode.dispatch(func, types, args, given)
+
+    start = threading.Thread.start
+
+    def start_on_gpus(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_on_gpus() -> None:
+            del thread.run  # this one: its class has its own
+            with OnGpus():
+                run()
+
+        thread.run = run_on_gpus  # type: ignore[method-assign]
+        start(thread)
+
+    with Replacements((threading.Thread, "start", start_on_gpus)):
+        yield

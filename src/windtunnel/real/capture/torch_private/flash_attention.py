@@ -68,7 +68,11 @@ def attention_functions() -> dict[str, Callable[..., object]]:
     ) -> object:
         return varlen(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *more, **kwargs)
 
+    def with_cache(*_: object, **__: object) -> object:
+        raise NotImplementedError("flash_attn_with_kvcache, which decodes, has no stand-in: install flash-attn")
+
     return {
+        "flash_attn_with_kvcache": with_cache,
         "flash_attn_func": whole,
         "flash_attn_varlen_func": varlen,
         "flash_attn_qkvpacked_func": lambda qkv, *more, **kwargs: whole(*qkv.unbind(2), *more, **kwargs),

@@ -317,6 +317,7 @@ def _flash_attn_3(launch: Launch) -> dict[str, Content]:
         return call
 
     functions = {
+        "flash_attn_with_kvcache": second["flash_attn_with_kvcache"],
         "flash_attn_func": without_dropout("flash_attn_func", 3),
         "flash_attn_varlen_func": without_dropout("flash_attn_varlen_func", 7),
     }
