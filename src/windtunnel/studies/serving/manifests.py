@@ -30,8 +30,12 @@ from windtunnel.studies.serving.engines.profile import load_engine
 Form = Literal["vllm", "dynamo", "llm-d"]
 FORMS: tuple[Form, ...] = ("vllm", "dynamo", "llm-d")
 LINE = re.compile(
-    r"(?:^|[\s/;])(vllm serve|vllm\.entrypoints\.(?:openai\.)?api_server|sglang\.launch_server"
-    r"|dynamo\.(?:vllm|sglang)|trtllm-serve|vllm/vllm-openai(?::[\w.-]+)?(?=\s+(?!vllm|python)\S))(?:\s|$)"
+    r"(?:^|[\s/;])(vllm serve|vllm\.entrypoints\.(?:openai\.)?api_server|sglang\.launch_server|sglang serve"
+    r"|dynamo\.(?:vllm|sglang)|trtllm-serve|vllm/vllm-openai(?::[\w.-]+)?(?:@\w+:\w+)?(?=\s+(?!vllm|python)\S))"
+    r"(?:\s|$)"
+)
+IMAGE = re.compile(  # a registry, its port, a path, a tag or a digest
+    r"\w[\w.-]{0,99}(:\d+)?/[\w./-]{0,99}?(vllm|sglang|sgl-dev|tensorrt-?llm)[\w./-]{0,99}[:@][\w.:-]{1,99}"
 )
 ASSIGNED = re.compile(r"\s*(?:export\s+|readonly\s+)?([A-Za-z_]\w*)=(?:\(([^()]*)\)|(.*))", re.DOTALL)
 INTEGERS = {  # flag -> field of a deployment
@@ -92,10 +96,15 @@ class Parts:
     notes: tuple[str, ...] = ()
 
 
+def is_line(text: str) -> bool:
+    """Whether a text is a command line of an engine, of which no file is read."""
+    return LINE.search(text) is not None
+
+
 def is_started(text: str) -> bool:
     """Whether a word names no model, but a command line of an engine, or files of one."""
     path = Path(text)
-    if LINE.search(text):
+    if is_line(text):
         return True
     try:
         return (path.is_dir() and bool(_files_in(path))) or (path.suffix in (".sh", ".yaml", ".yml") and path.exists())
@@ -159,7 +168,11 @@ def _workers(text: str) -> Iterator[Started]:
             yield from _of_script(read_text(file, "give command lines"), role)
         else:
             for document in read_documents(file, "give a Dynamo or llm-d manifest"):
-                yield from _of_document(document)
+                try:
+                    yield from _of_document(document)
+                except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a list, not a mapping
+                    remedy = "is no manifest as Kubernetes takes them: compare it with one that `--emit dynamo` writes"
+                    raise SpecError("MODEL", str(file), remedy) from error
 
 
 def _of_script(text: str, role: str) -> Iterator[Started]:
@@ -242,8 +255,9 @@ def _of_line(words: Sequence[str], role: str, image: str = "", replicas: int = 1
         raise SpecError("command", " ".join(words), f"names no engine that is known: {engines}")
     engine = "vllm" if "vllm" in match[1] else "sglang" if "sglang" in match[1] else "trtllm"
     name = match[1].split()[-1].rpartition("/")[2]
-    image = match[1] if "/" in match[1] else image  # of `docker run`: its arguments are those of vllm serve
     place = next(place for place, word in enumerate(parts) if word.rpartition("/")[2] == name)
+    # Of `docker run`: the image, whose arguments may be those of vllm serve.
+    image = next((word for word in parts[: place + 1] if IMAGE.fullmatch(word)), image)
     model, fields, ignored = _flags(parts[place + 1 :])
     if fields.pop("dp_attention", False):  # SGLang: its ranks are among those of --tp
         fields["tp"] = max(1, fields.get("tp", 1) // fields.get("attn_dp", 1))
