@@ -24,7 +24,7 @@ from windtunnel.files.document import read_documents, to_yaml
 from windtunnel.files.shell import expanded
 from windtunnel.physics.model.catalogue import hub_name
 from windtunnel.studies.serving.deployment import Deployment
-from windtunnel.studies.serving.engines.names import engine_in
+from windtunnel.studies.serving.engines.names import IMAGE, engine_in
 from windtunnel.studies.serving.engines.profile import load_engine
 
 Form = Literal["vllm", "dynamo", "llm-d"]
@@ -33,9 +33,6 @@ LINE = re.compile(
     r"(?:^|[\s/;])(vllm serve|vllm\.entrypoints\.(?:openai\.)?api_server|sglang\.launch_server|sglang serve"
     r"|dynamo\.(?:vllm|sglang)|trtllm-serve|vllm/vllm-openai(?::[\w.-]+)?(?:@\w+:\w+)?(?=\s+(?!vllm|python)\S))"
     r"(?:\s|$)"
-)
-IMAGE = re.compile(  # a registry, its port, a path, a tag or a digest
-    r"\w[\w.-]{0,99}(:\d+)?/[\w./-]{0,99}?(vllm|sglang|sgl-dev|tensorrt-?llm)[\w./-]{0,99}[:@][\w.:-]{1,99}"
 )
 ASSIGNED = re.compile(r"\s*(?:export\s+|readonly\s+)?([A-Za-z_]\w*)=(?:\(([^()]*)\)|(.*))", re.DOTALL)
 INTEGERS = {  # flag -> field of a deployment
@@ -96,15 +93,10 @@ class Parts:
     notes: tuple[str, ...] = ()
 
 
-def is_line(text: str) -> bool:
-    """Whether a text is a command line of an engine, of which no file is read."""
-    return LINE.search(text) is not None
-
-
 def is_started(text: str) -> bool:
     """Whether a word names no model, but a command line of an engine, or files of one."""
     path = Path(text)
-    if is_line(text):
+    if LINE.search(text):
         return True
     try:
         return (path.is_dir() and bool(_files_in(path))) or (path.suffix in (".sh", ".yaml", ".yml") and path.exists())
@@ -168,11 +160,7 @@ def _workers(text: str) -> Iterator[Started]:
             yield from _of_script(read_text(file, "give command lines"), role)
         else:
             for document in read_documents(file, "give a Dynamo or llm-d manifest"):
-                try:
-                    yield from _of_document(document)
-                except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a list, not a mapping
-                    remedy = "is no manifest as Kubernetes takes them: compare it with one that `--emit dynamo` writes"
-                    raise SpecError("MODEL", str(file), remedy) from error
+                yield from _of_document(document)
 
 
 def _of_script(text: str, role: str) -> Iterator[Started]:

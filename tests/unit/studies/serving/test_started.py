@@ -102,4 +102,4 @@ def test_the_image_of_docker_run_says_the_release(image: str, engine: str) -> No
 def test_a_manifest_that_has_another_shape_is_one_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "dynamo.yaml").write_text(f"apiVersion: v1\n{text}\n")
     with pytest.raises(SpecError, match="is no manifest as Kubernetes takes them"):
-        parts_of(str(tmp_path))
+        spelled_out({**ASKED, "question": "serve", "model": str(tmp_path)})
