@@ -25,7 +25,7 @@ def started(verb: str, text: str, *, rate_is_given: bool) -> Parts | None:
         return None
     try:
         parts = parts_of(text)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a list, say, where a mapping stands
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a list for a mapping
         remedy = "is no manifest as Kubernetes takes them: compare it with one that `--emit dynamo` writes"
         raise SpecError("model", text[:80], remedy) from error
     fields = {field.path: field for field in fields_of(question_class(verb))}
