@@ -24,14 +24,15 @@ from windtunnel.files.document import read_documents, to_yaml
 from windtunnel.files.shell import expanded
 from windtunnel.physics.model.catalogue import hub_name
 from windtunnel.studies.serving.deployment import Deployment
-from windtunnel.studies.serving.engines.names import engine_in
+from windtunnel.studies.serving.engines.names import IMAGE, engine_in
 from windtunnel.studies.serving.engines.profile import load_engine
 
 Form = Literal["vllm", "dynamo", "llm-d"]
 FORMS: tuple[Form, ...] = ("vllm", "dynamo", "llm-d")
 LINE = re.compile(
-    r"(?:^|[\s/;])(vllm serve|vllm\.entrypoints\.(?:openai\.)?api_server|sglang\.launch_server"
-    r"|dynamo\.(?:vllm|sglang)|trtllm-serve|vllm/vllm-openai(?::[\w.-]+)?(?=\s+(?!vllm|python)\S))(?:\s|$)"
+    r"(?:^|[\s/;])(vllm serve|vllm\.entrypoints\.(?:openai\.)?api_server|sglang\.launch_server|sglang serve"
+    r"|dynamo\.(?:vllm|sglang)|trtllm-serve|vllm/vllm-openai(?::[\w.-]+)?(?:@\w+:\w+)?(?=\s+(?!vllm|python)\S))"
+    r"(?:\s|$)"
 )
 ASSIGNED = re.compile(r"\s*(?:export\s+|readonly\s+)?([A-Za-z_]\w*)=(?:\(([^()]*)\)|(.*))", re.DOTALL)
 INTEGERS = {  # flag -> field of a deployment
@@ -242,8 +243,9 @@ def _of_line(words: Sequence[str], role: str, image: str = "", replicas: int = 1
         raise SpecError("command", " ".join(words), f"names no engine that is known: {engines}")
     engine = "vllm" if "vllm" in match[1] else "sglang" if "sglang" in match[1] else "trtllm"
     name = match[1].split()[-1].rpartition("/")[2]
-    image = match[1] if "/" in match[1] else image  # of `docker run`: its arguments are those of vllm serve
     place = next(place for place, word in enumerate(parts) if word.rpartition("/")[2] == name)
+    # Of `docker run`: the image, whose arguments may be those of vllm serve.
+    image = next((word for word in parts[: place + 1] if IMAGE.fullmatch(word)), image)
     model, fields, ignored = _flags(parts[place + 1 :])
     if fields.pop("dp_attention", False):  # SGLang: its ranks are among those of --tp
         fields["tp"] = max(1, fields.get("tp", 1) // fields.get("attn_dp", 1))

@@ -11,14 +11,24 @@ from collections.abc import Mapping
 from windtunnel.errors import SpecError
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.registry import question_class
-from windtunnel.studies.serving.manifests import Parts, is_started, parts_of
+from windtunnel.studies.serving.manifests import LINE, Parts, is_started, parts_of
+
+
+def is_line(text: str) -> bool:
+    """Whether a text is a command line of an engine, of which no file is read."""
+    return LINE.search(text) is not None
 
 
 def started(verb: str, text: str, *, rate_is_given: bool) -> Parts | None:
     """What a command line or files say to a verb; None where the text is neither. Raises UserError."""
     if not is_started(text):
         return None
-    parts, fields = parts_of(text), {field.path: field for field in fields_of(question_class(verb))}
+    try:
+        parts = parts_of(text)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a list for a mapping
+        remedy = "is no manifest as Kubernetes takes them: compare it with one that `--emit dynamo` writes"
+        raise SpecError("model", text[:80], remedy) from error
+    fields = {field.path: field for field in fields_of(question_class(verb))}
     layout, notes = dict(parts.replicas), list(parts.notes)
     engine_fields = {field.path for field in fields_of(fields["engine"].parts[0])}
     left = [name for name in parts.engine if name not in engine_fields]

@@ -162,3 +162,14 @@ def test_hidden_exchange_is_advised_only_where_megatron_runs_it(fields: dict[str
     space = Space(base.model, base.cluster, SMALL)
     saving = {"recompute": base.plan.recompute, "zero_stage": 1}
     assert switches(space, base, saving)["overlap_ep"] == ((True, False) if has else (None,))
+
+
+def test_megatron_overlaps_tensor_parallel_sums_with_sequence_parallel_ranks_alone() -> None:
+    from windtunnel.physics.hardware import parse_cluster
+    from windtunnel.physics.model.catalogue import load_model
+    from windtunnel.studies.training.plan import Plan
+
+    plan = Plan(tp=4, global_batch=8, seq_len=2048, sequence_parallel=False, overlap_tp=False)
+    change = change_fields(laid_out(load_model("llama-3-8b"), parse_cluster("h100-sxm:8"), plan), {"overlap_tp": True})
+    assert change is not None
+    assert change.fields == {"overlap_tp": True, "sequence_parallel": True}

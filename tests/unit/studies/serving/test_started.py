@@ -11,6 +11,7 @@ import windtunnel
 from windtunnel.errors import SpecError
 from windtunnel.faces.mcp import answered
 from windtunnel.questions import read, spelled_out
+from windtunnel.studies.serving.manifests import parts_of
 
 LINE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 32768 --max-num-seqs 64"
 ASKED = {"cluster": "h100-sxm:2", "requests": {"prompt": 100, "output": 10, "requests": 9}, "load": {"rate": 2}}
@@ -64,3 +65,41 @@ def test_a_file_of_the_folder_names_no_model_of_another(tmp_path: Path) -> None:
     (tmp_path / "serve.sh").write_text("vllm serve /etc/other --tensor-parallel-size 2")
     with pytest.raises(SpecError, match="name a file of the folder"):
         answered("serve", {**ASKED, "model": "serve.sh"}, tmp_path)
+
+
+def test_a_line_is_told_with_its_volumes_and_none_of_them_is_read(tmp_path: Path) -> None:
+    start = "docker run -v /root/.cache/huggingface:/root/.cache/huggingface vllm/vllm-openai:v0.20.0 "
+    assert answered("serve", {**ASKED, "model": start + LINE[11:]}, tmp_path)["engine"] == "vllm 0.20.0"
+    for model in ("/etc/other", '"/e"tc/other', "${A:-/etc}/other", '"."./other'):
+        with pytest.raises(SpecError, match="name a file of the folder"):
+            answered("serve", {**ASKED, "model": start + model}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("image", "engine"),
+    [
+        ("lmsysorg/sglang:v0.5.6-cu126 python3 -m sglang.launch_server --model-path", "sglang-0.5.6"),
+        ("lmsysorg/sglang:v0.5.9 sglang serve --model-path", "sglang-0.5.9"),
+        ("localhost:5000/vllm/vllm-openai:v0.12.0 vllm serve", "vllm-0.12.0"),
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.2.0rc6 trtllm-serve", "trtllm-1.2.0rc6"),
+        ("vllm/vllm-openai@sha256:0123abcd --model", "vllm/vllm-openai@sha256:0123abcd"),
+        ("-v vllm/cache:/a/vllm:b vllm/vllm-openai:v0.20.0 --model", "vllm-0.20.0"),
+    ],
+)
+def test_the_image_of_docker_run_says_the_release(image: str, engine: str) -> None:
+    assert parts_of(f"docker run --gpus all {image} gpt2 --port 8000").engine["engine"] == engine
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: DynamoGraphDeployment\nspec: [1]",
+        "kind: DynamoGraphDeployment\nspec: {services: [1]}",
+        "kind: Deployment\nspec: {template: {spec: {containers: [3]}}}",
+        "kind: Deployment\nspec: {replicas: two, template: {spec: {containers: [{name: modelserver}]}}}",
+    ],
+)
+def test_a_manifest_that_has_another_shape_is_one_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "dynamo.yaml").write_text(f"apiVersion: v1\n{text}\n")
+    with pytest.raises(SpecError, match="is no manifest as Kubernetes takes them"):
+        spelled_out({**ASKED, "question": "serve", "model": str(tmp_path)})

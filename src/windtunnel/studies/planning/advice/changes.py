@@ -75,6 +75,8 @@ def change_fields(base: Layout, fields: Mapping[str, object]) -> Change | None:
             layout = laid_out(base.model, base.cluster, base.user_plan.with_fields({**every, **free}))
         except UserError:
             continue
+        if fields.get("overlap_tp") and layout.plan.framework == "megatron" and not layout.plan.sequence_parallel:
+            continue  # `validate_args` refuses it
         if base.user_plan.dp is not None and layout.dp != base.user_plan.dp:
             every["dp"] = layout.dp
         return Change(every, _kind(base, layout, fields), layout)
@@ -97,6 +99,8 @@ def _key(layout: Layout) -> tuple[object, ...]:
 def _companions(base: Layout, fields: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """What one change needs beside it, least first."""
     plan = base.user_plan
+    if fields.get("overlap_tp") and plan.sequence_parallel is False:
+        yield {"sequence_parallel": True}
     if fields.get("virtual_stages", 1) != 1 and plan.schedule not in (None, "interleaved"):
         yield {"schedule": "interleaved"}
     if fields.get("virtual_stages") == 1 and plan.schedule == "interleaved":

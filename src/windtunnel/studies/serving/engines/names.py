@@ -27,6 +27,10 @@ DYNAMO = {
 NUMBER = r"[-=@:_/]*(?:release:|openai:|rocm:)?v?(?!20\d{6})(\d+(?:\.\d+)*(?:[.-]?(?:rc|post)\d+)*)"
 DAY = re.compile(r"(?<!\d)(20\d\d)-?([01]\d)-?([0-3]\d)(?!\d)")
 
+IMAGE = re.compile(  # a registry, its port, a path, a tag or a digest
+    r"\w[\w.-]{0,99}(:\d+)?/[\w./-]{0,99}?(vllm|sglang|sgl-dev|tensorrt-?llm)[\w./-]{0,99}[:@][\w.:-]{1,99}"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineName:
