@@ -258,6 +258,7 @@ class Steps:
             "digests": self.digests,
             "period": self._period or 1,
             "unseen": self.unseen(),
+            "is_cut": self.is_cut,
             "numbers": self._numbers,
             "loops": [[*loop, length] for loop, length in self.loop.lengths.items()],
         }
