@@ -71,7 +71,7 @@ def test_who_waits_behind_the_last_step_for_a_rank_that_was_cut_short_ends() -> 
     """Rank 0's evaluation took long and was left; the others wait for what it would have told them."""
     assert run({"0": "cut", "1": "behind:0", "2": "behind:1"}, [0, 1, 2])[2]["is_cut"]
     for does in ("cut", ""):
-        with pytest.raises(ScriptError, match="rank 1 waits for .* rank 0 ended without sending"):
+        with pytest.raises(ScriptError, match="that rank 0 ended without sending"):
             run({"0": does, "1": "whole wait:0"}, [0, 1])
 
 

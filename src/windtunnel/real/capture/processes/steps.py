@@ -219,7 +219,7 @@ class Steps:
         return self._ran >= (self._compared or kept)
 
     def may_be_cut(self) -> bool:
-        """Whether a script that takes long may end: rank 0's, and another's where rank 0 is through and asks no more."""
+        """Whether a script that takes long may end: rank 0's, another's where rank 0 is through and wants no more."""
         return not self._rank or (self._box.holds(LAST) and self.is_behind())
 
     @property
