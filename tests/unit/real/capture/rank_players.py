@@ -46,6 +46,16 @@ def play(task: dict[str, Any]) -> int:
             threading.Thread(target=answer, args=(box, rank, about), daemon=True).start()
         elif what == "over":
             outcome["rested"] = come_to_rest(is_let_go=box.is_let_go)
+        elif what == "cut":
+            outcome["is_cut"] = True
+        elif what == "whole":  # there are steps to come: it is told in vain that rank 0 was cut short
+            signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        elif what == "behind":
+            signal.signal(signal.SIGPROF, signal.default_int_handler)
+            try:
+                box.get(f"group/{about}>{rank}/0", 30.0)
+            except KeyboardInterrupt:
+                outcome["is_cut"] = True
         elif what == "barrier":
             box.get(f"barrier/{about}>{about}/world/0", 30.0)
         elif what == "sleep":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -64,6 +65,32 @@ def test_nothing_is_left_behind() -> None:
     (x @ x).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+
+def test_a_thread_has_a_stream_of_its_own() -> None:
+    """One that puts the next batch on the GPU: the training computes where it did, and does not wait with it."""
+    entered, over = threading.Event(), threading.Event()
+    with fake_tensors("cuda"), Recorder(0, 1) as recorder:
+        recorder.begin_step()
+        x = torch.ones(2, 2, device="cuda")
+
+        def load() -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda.current_stream().synchronize()
+                entered.set()
+                over.wait(10)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        assert entered.wait(10)
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        x * 2
+        over.set()
+        thread.join()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x * 2
+        ops = recorder.end_step().ops
+    assert [(op.stream, op.kind) for op in ops] == [(0, "compute"), (0, "compute"), (2, "compute")]
 
 
 def test_streams_and_events_become_dependencies() -> None:

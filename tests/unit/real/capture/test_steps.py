@@ -195,8 +195,14 @@ def test_what_takes_long_behind_a_step_ends_the_script_for_all(tmp_path: Path) -
     first, other = steps_of(tmp_path, 0, 4), steps_of(tmp_path, 1, 1)
     assert [first.take(program(3)), first.take(program(5))] == [False, False]
     assert first.patience_s > 15.0  # as much of the budget as is left, and 10 s
+    ahead = steps_of(tmp_path, 2, 1)
+    assert [ahead.take(program(3)), ahead.patience_s > 0] == [False, True]
+    assert not ahead.may_be_cut()  # rank 0 may want more of it
+    assert first.may_be_cut()
     first.is_cut = True
     assert first.is_behind()  # whatever the script makes of it
     first.close()
+    assert not ahead.may_be_cut()  # it has one step of two
     assert [other.take(program(3)), other.take(program(5))] == [False, True]
+    assert other.may_be_cut()
     assert any("behind step 3 takes long" in text for text in first.unseen())

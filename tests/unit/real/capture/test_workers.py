@@ -67,6 +67,14 @@ def test_a_thread_that_waits_for_a_rank_that_has_ended_keeps_no_rank_from_its_en
     assert [outcomes[rank]["rested"] for rank in (0, 1)] == [False, False]
 
 
+def test_who_waits_behind_the_last_step_for_a_rank_that_was_cut_short_ends() -> None:
+    """Rank 0's evaluation took long and was left; the others wait for what it would have told them."""
+    assert run({"0": "cut", "1": "behind:0", "2": "behind:1"}, [0, 1, 2])[2]["is_cut"]
+    for does in ("cut", ""):
+        with pytest.raises(ScriptError, match="that rank 0 ended without sending"):
+            run({"0": does, "1": "whole wait:0"}, [0, 1])
+
+
 def test_a_rank_computes_on_while_a_thread_of_it_waits_for_one_that_has_ended() -> None:
     assert run({"0": "aside:1 compute:0.5 over", "1": ""}, [0, 1])[0]["rested"] is False
 

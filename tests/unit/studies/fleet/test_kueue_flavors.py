@@ -36,6 +36,7 @@ from windtunnel.studies.fleet.policies.kueue.flavors import (
     Assignment,
     Place,
     by_flavor,
+    places_of,
 )
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
 from windtunnel.studies.fleet.policies.kueue.state import State
@@ -378,6 +379,23 @@ def test_jobs_run_on_nodes_of_their_flavor(tmp_path: Path) -> None:
         simulate(replace(jobs, quotas=(Quota("cq", 24),)), parse_site("a100:1x8+h100:3x8"), "kueue", Options())
     with pytest.raises(InputFileError, match="no node with GPUs"):
         parse_site(str(written(tmp_path / "none.json", [node(0)])))
+
+
+def test_a_flavor_keeps_off_the_tainted_nodes_of_a_narrower_one(tmp_path: Path) -> None:
+    """Spot nodes often have the label of all of their GPUs: pods that do not tolerate their taint go elsewhere."""
+    taints = [{"key": "spot", "value": "true", "effect": "NoSchedule"}]
+    wide, spot = {"nodeLabels": {"gpu": "h100"}}, {"nodeLabels": {"gpu": "h100", "cap": "spot"}, "nodeTaints": taints}
+    site = parse_site(str(written(tmp_path / "nodes.json", [node(8, gpu="h100", cap="spot"), node(8, gpu="h100")])))
+
+    def nodes(spec: Mapping[str, object], other: Mapping[str, object] = spot) -> list[int]:
+        quota = Quota("cq", 16, flavors={"wide": Flavor(8, spec=spec), "spot": Flavor(8, spec=other)})
+        return list(places_of(site, [quota])["wide"].sizes)
+
+    assert nodes(wide) == [1]
+    assert nodes({**wide, "tolerations": [{"key": "spot", "operator": "Exists"}]}) == [0, 1]
+    assert nodes({**wide, "nodeTaints": taints}) == [0, 1]
+    assert nodes(wide, {"nodeLabels": spot["nodeLabels"]}) == [0, 1]
+    assert nodes(spot, wide) == [0]
 
 
 def test_flavors_are_written_and_read_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,16 +27,22 @@ class PretendedGpu:
 
 @dataclass(slots=True)
 class PretendedCuda:
-    """The state behind `torch.cuda` while it is pretended."""
+    """The state behind `torch.cuda` while it is pretended; of the recording thread alone the recorder is told."""
 
     gpu: PretendedGpu
     count: int
     device: int = 0
-    stream: int = 0
     order: StreamOrder | None = None
     ledger: Ledger | None = None
     _streams: int = 0
     _watchers: list[Callable[[int], None]] = field(default_factory=list)
+    _own: threading.local = field(default_factory=threading.local)  # of each thread, as CUDA has it
+    _recording: int = 0  # thread
+
+    @property
+    def stream(self) -> int:
+        """The current stream of this thread."""
+        return getattr(self._own, "stream", 0)
 
     def check(self, device: int) -> None:
         """Raise what a real machine raises where the node has no such device."""
@@ -68,8 +75,8 @@ class PretendedCuda:
 
     def use_stream(self, stream: int) -> int:
         """Issue ops on it from now on; returns the stream before."""
-        before, self.stream = self.stream, stream
-        if self.order is not None:
+        before, self._own.stream = self.stream, stream
+        if self.order is not None and threading.get_ident() == self._recording:
             self.order.use(stream)
         return before
 
@@ -84,7 +91,7 @@ class PretendedCuda:
 
     def synchronise(self, what: str, moment: Moment | None = None) -> None:
         """The host waits; "": it only sees that this is over."""
-        if self.order is not None:
+        if self.order is not None and threading.get_ident() == self._recording:
             self.order.synchronise(what, moment)
 
     def allocated_bytes(self) -> int:
@@ -104,7 +111,7 @@ class PretendedCuda:
     def recorded_by(self, order: StreamOrder, ledger: Ledger) -> Iterator[None]:
         """Tell a recorder about streams, and ask its ledger about memory."""
         before = self.order, self.ledger
-        self.order, self.ledger = order, ledger
+        self.order, self.ledger, self._recording = order, ledger, threading.get_ident()
         order.use(self.stream)
         try:
             yield

@@ -61,6 +61,10 @@ class FileMailbox:
             if has_said:
                 self._waiting.unlink(missing_ok=True)
 
+    def holds(self, key: str) -> bool:
+        """Whether there is a message under `key`."""
+        return _place(self.folder, key).exists()
+
     def is_let_go(self) -> bool:
         """Say that the script's main thread is at its end here; whether what its others wait for will never come."""
         (self.folder / OVER / f"{self.rank}").touch()

@@ -162,8 +162,9 @@ def _played(
     steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=own)
 
     def cut_short(*_: object) -> None:
-        steps.is_cut = True
-        raise StepTaken
+        if steps.may_be_cut():
+            steps.is_cut = True
+            raise StepTaken
 
     signal.signal(signal.SIGPROF, cut_short)
 

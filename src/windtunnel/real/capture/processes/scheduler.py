@@ -51,6 +51,7 @@ class _Running:
     spent_s: float = 0.0
     cpu_s: float = 0.0
     looked: float = field(default_factory=time.monotonic)
+    cut_s: float | None = None  # when it was told that rank 0 was cut short
 
     def seconds_spent(self, now: float) -> float:
         """Seconds on a core, or asleep; not those that it was stopped. Looks once a second."""
@@ -284,7 +285,8 @@ class Workers:
             # It ended, so its messages are all there; is this one among them? Beside a thread that waits, the main one
             # goes on, and may come to its end: that is for `_look_for_hangs`.
             is_there = self._wait_of(rank) != key
-            if not is_there and not self._let_pass([key]) and not self._let_go([rank]) and self._main_waits(rank):
+            goes_on = is_there or self._let_pass([key]) or self._let_go([rank])
+            if not goes_on and self._main_waits(rank) and not self._is_cut(rank):
                 self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
         self._steps.setdefault(sender, sender - rank)
@@ -303,6 +305,16 @@ class Workers:
         for key in barriers:
             file_mailbox.post(self.folder, key, b"")
         return bool(barriers)
+
+    def _is_cut(self, rank: int) -> bool:
+        """Have a rank end that waits behind the last step, where rank 0 was cut short; whether it may yet do so."""
+        helper = self._running[rank]
+        if not self.outcomes.get(0, {}).get("is_cut"):
+            return False
+        if helper.cut_s is None:
+            helper.cut_s = time.monotonic()
+            os.kill(helper.pid, signal.SIGPROF)
+        return time.monotonic() - helper.cut_s < STUCK_S
 
     def _let_go(self, ranks: Iterable[int]) -> bool:
         """Have those end that only a thread beside their main one keeps from it; whether there are any."""

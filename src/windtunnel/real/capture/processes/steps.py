@@ -69,7 +69,7 @@ class Steps:
         self._late = 0  # steps after those, which are only compared
         self._compared = 0  # all of them, where there are late ones
         self.patience_s = 0.0  # of CPU time, for what comes before the next step; 0: any
-        self.is_cut = False  # that took longer: the script ends there
+        self.is_cut = False  # that took longer: the script ends there (of other ranks, where rank 0's has)
         self._settled_s, self._may_part = 0.0, False  # when the kept ones were over; whether rounds may be left then
 
     def look(self) -> None:
@@ -107,6 +107,7 @@ class Steps:
             word = self._box.get(_key(seen), self._timeout_s)
             if word != ON:
                 self._keep_as_told(word)
+            self.patience_s = LEAST_BUDGET_S  # from then on: whether rank 0 is through
             return word == ON
         budget_s = max(LEAST_BUDGET_S, self._spent_s)
         if self._wants_more(seen) and time.process_time() - self._spent_s < budget_s:
@@ -178,9 +179,10 @@ class Steps:
     def _word(self, more: int = 0) -> bytes:
         return f"{len(self.digests)} {self._compared + more}".encode()
 
-    def _keep_as_told(self, word: bytes) -> None:
+    def _keep_as_told(self, word: bytes) -> int:
         kept, self._compared = map(int, word.split())
         self._keep(kept)
+        return kept
 
     def _keep(self, count: int) -> None:
         del self.digests[count:]
@@ -213,8 +215,12 @@ class Steps:
         """Whether all that is kept and compared is there: an error from now on is none of theirs."""
         if not self._rank or not self._goes_on or not self.digests:
             return self._late > 0 or self.is_cut
-        self._keep_as_told(self._box.get(LAST, self._timeout_s))
-        return self._ran >= (self._compared or len(self.digests))
+        kept = self._keep_as_told(self._box.get(LAST, self._timeout_s))
+        return self._ran >= (self._compared or kept)
+
+    def may_be_cut(self) -> bool:
+        """Whether a script that takes long may end: rank 0's, another's where rank 0 is through and wants no more."""
+        return not self._rank or (self._box.holds(LAST) and self.is_behind())
 
     @property
     def last_step(self) -> int | None:
@@ -252,6 +258,7 @@ class Steps:
             "digests": self.digests,
             "period": self._period or 1,
             "unseen": self.unseen(),
+            "is_cut": self.is_cut,
             "numbers": self._numbers,
             "loops": [[*loop, length] for loop, length in self.loop.lengths.items()],
         }

@@ -18,12 +18,13 @@ ff69552, its concepts, KEP 582 and 2724. Not here: sets of pods of one job on tw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from windtunnel.studies.fleet.jobs.objects import mapping_at, text_at
+from windtunnel.studies.fleet.jobs.flavors import why_not
+from windtunnel.studies.fleet.jobs.objects import items_at, mapping_at, text_at
 from windtunnel.studies.fleet.jobs.trace import Cohort, Flavor, Quota
 from windtunnel.studies.fleet.policies.kueue.books import MARK
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.fleet.site import Site
 
 NO_FIT, NO_CANDIDATES, PREEMPT, RECLAIM, FIT = range(5)
+Labels: TypeAlias = ItemsView[str, str]
 FROM_FIRST = -1  # in place of the last flavor that was tried
 
 
@@ -112,22 +114,37 @@ def _of(name: str, flavor: str) -> str:
 def places_of(site: Site, quotas: Iterable[Quota]) -> dict[str, Place]:
     """Nodes of each flavor where the site has labels or kinds of nodes, else none; under an empty name all nodes.
 
-    By labels: nodes that have all of its `nodeLabels`. By kinds: those whose kind's words (h100) are among the words of
-    its labels, else of its name; all nodes where none are.
+    By labels: nodes that have all of its `nodeLabels`, but for those of a flavor that asks for more labels and has a
+    taint (spot) which this one has not and does not tolerate. By kinds: those whose kind's words (h100) are among the
+    words of its labels, else of its name; all nodes where none are.
     """
     flavors = {name: flavor.spec for quota in quotas for name, flavor in quota.flavors.items()}
     places = {"": Place.of(range(site.nodes), site)} if site.sizes else {}
     if site.labels or site.kinds:
         for name, spec in flavors.items():
-            places[name] = Place.of(_nodes(site, name, mapping_at(spec, "nodeLabels")), site)
+            off = [_labels(other) for other in flavors.values() if _is_kept_off(spec, other)]
+            places[name] = Place.of(_nodes(site, name, spec, off), site)
     return places
 
 
-def _nodes(site: Site, name: str, labels: Mapping[str, object]) -> Iterable[int]:
+def _labels(spec: Mapping[str, object]) -> Labels:
+    labels = mapping_at(spec, "nodeLabels")
+    return {key: text_at(labels, key) for key in labels}.items()
+
+
+def _is_kept_off(spec: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether a flavor's pods may not go to the nodes of another, which are some of those with its labels."""
+    taints = [each for each in items_at(other, "nodeTaints") if each not in items_at(spec, "nodeTaints")]
+    tolerated = {"tolerations": spec.get("tolerations")}
+    return _labels(spec) < _labels(other) and bool(why_not(Flavor(spec={"nodeTaints": taints}), [tolerated]))
+
+
+def _nodes(site: Site, name: str, spec: Mapping[str, object], off: Sequence[Labels]) -> Iterable[int]:
     if site.labels:
-        asked = {key: text_at(labels, key) for key in labels}.items()
-        return (node for node, has in enumerate(site.labels) if asked <= has.items())
-    words = [set(re.split(r"[^a-z0-9]+", text.lower())) for text in (" ".join(map(str, labels.values())), name)]
+        nodes = ((node, has.items()) for node, has in enumerate(site.labels))
+        return (node for node, has in nodes if _labels(spec) <= has and not any(its <= has for its in off))
+    labels = " ".join(text for _, text in _labels(spec))
+    words = [set(re.split(r"[^a-z0-9]+", text.lower())) for text in (labels, name)]
     of = {kind: set(re.split(r"[^a-z0-9]+", kind)) for kind, _ in site.kinds}
     named = next((found for each in words if (found := {kind for kind, its in of.items() if its <= each})), of.keys())
     return (node for node, kind in enumerate(site.node_kinds) if kind in named)
