@@ -205,7 +205,8 @@ def test_what_has_no_option_stands_in_a_comment() -> None:
     ("fields", "wanted", "refused"),
     [
         ({"zero_stage": 3}, "--ckpt-format fsdp_dtensor", ""),
-        ({"ep": 8}, "--moe-token-dispatcher-type alltoall", ""),
+        ({"ep": 8}, "--moe-token-dispatcher-type flex", "backend"),
+        ({"ep": 8, "release": "megatron-25.12"}, "--moe-token-dispatcher-type alltoall", "flex"),
         ({"ep": 8, "dispatcher": "deepep"}, "--moe-flex-dispatcher-backend deepep", "alltoall"),
         ({"ep": 8, "dispatcher": "alltoall"}, "--moe-token-dispatcher-type alltoall", "flex"),
         ({"ep": 8}, "--moe-grouped-gemm", "--moe-use-grouped-tensor"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from windtunnel.physics.cost.training import software
 from windtunnel.questions.asked.parts.plan import OpenPlan
 from windtunnel.studies.training.launch.job_file import with_left_out
 
@@ -144,8 +145,9 @@ def _arguments(plan: OpenPlan, dp: int) -> Iterator[str]:
         yield f"--expert-model-parallel-size {plan.ep}"
         if plan.dispatcher in ("deepep", "hybridep"):
             yield f"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {plan.dispatcher}"
-        else:
-            yield "--moe-token-dispatcher-type alltoall"  # its default gathers every token on every rank
+        else:  # Megatron's default gathers every token on every rank
+            copies = plan.dispatcher == "alltoall" or software(plan.release).deduplicates is False
+            yield f"--moe-token-dispatcher-type {'alltoall' if copies else 'flex'}"
     experts = plan.experts_impl or ("streams" if (plan.ep or 1) > 1 else "sequential")
     if experts != "sequential":  # its default
         yield "--moe-grouped-gemm" + (" --moe-use-grouped-tensor" if experts == "grouped" else "")
