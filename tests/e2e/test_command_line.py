@@ -305,7 +305,7 @@ def test_a_gpu_is_named_by_its_base_as_by_its_name(tmp_path: Path) -> None:
         (["--schedule", "zb-v"], "there is no pipeline"),
         (["--report", "x", "--trace", "x"], "give each a name of its own"),
         (["--set", "plan.tp=two"], "give a whole number"),
-        (["--tp", "3"], "use 6 or 9 GPUs"),
+        (["--tp", "3"], "use 6 or 24 GPUs"),
     ],
 )
 def test_what_would_be_ignored_or_is_unclear_is_one_clear_error(words: list[str], said: str, tmp_path: Path) -> None:

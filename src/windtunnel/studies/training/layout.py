@@ -390,10 +390,11 @@ def _data_parallel(plan: Plan, cluster: Cluster) -> int:
     if rest or dp == 0:
         within = cluster.n_gpus < cluster.gpus_per_node
         step = block if within else math.lcm(block, cluster.gpus_per_node)  # clusters are whole nodes, or within one
-        fewer = cluster.n_gpus // step * step
+        more = cluster.n_gpus // step * step + step
+        fewer = more - step or min(cluster.n_gpus, cluster.gpus_per_node) // block * block
         raise LayoutError(
             f"tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {block} does not divide {cluster.n_gpus} GPUs",
-            f"use {f'{fewer} or ' if fewer else ''}{fewer + step} GPUs, or change a degree",
+            f"use {f'{fewer} or ' if fewer else ''}{more} GPUs, or change a degree",
         )
     if plan.dp is not None and plan.dp != dp:
         raise LayoutError(

@@ -229,7 +229,10 @@ def test_only_the_last_models_keep_their_work() -> None:
     assert len(layout_checks._FLOPS) == layout_checks.FLOPS_KEPT
 
 
-@pytest.mark.parametrize(("gpus", "tp", "said"), [(512, 7, "504 or 560 GPUs"), (7, 2, "6 or 8 GPUs")])
+@pytest.mark.parametrize(
+    ("gpus", "tp", "said"),
+    [(512, 7, "504 or 560 GPUs"), (7, 2, "6 or 8 GPUs"), (8, 3, "6 or 24 GPUs"), (16, 32, "use 32 GPUs")],
+)
 def test_numbers_of_gpus_that_are_proposed_are_whole_nodes(gpus: int, tp: int, said: str) -> None:
     with pytest.raises(LayoutError, match=said):
         layout(cluster=f"h100-sxm:{gpus}", tp=tp)
