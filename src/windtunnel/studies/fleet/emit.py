@@ -43,8 +43,8 @@ def emitted(kind: str, jobs: Jobs, site: Site) -> dict[str, str]:
 
 def queues_text(quotas: Sequence[Quota], cohorts: Sequence[Cohort]) -> str:
     """ResourceFlavors, Cohorts and ClusterQueues, a document each; JSON is YAML."""
-    told = chain(*(each.flavors.items() for each in cohorts), *(each.flavors.items() for each in quotas))
-    flavors = ({**_head("ResourceFlavor", name), "spec": each.spec} for name, each in dict(told).items())
+    by_name = chain(*(each.flavors.items() for each in cohorts), *(each.flavors.items() for each in quotas))
+    flavors = ({**_head("ResourceFlavor", name), "spec": each.spec} for name, each in dict(by_name).items())
     objects = [*flavors, *map(_cohort, cohorts), *map(_queue, quotas)]
     return "".join(f"---\n{json.dumps(each, indent=1)}\n" for each in objects)
 

@@ -23,8 +23,9 @@ from windtunnel.studies.fleet.clock.running import NS, Moment, Running
 from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import queues_text
 from windtunnel.studies.fleet.jobs.flavors import why_not
+from windtunnel.studies.fleet.jobs.kueue import quotas_of_objects
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.jobs.trace import Cohort, Flavor, Quota
+from windtunnel.studies.fleet.jobs.trace import Cohort, Flavor, Notes, Quota
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.kueue.books import MARK, Books
 from windtunnel.studies.fleet.policies.kueue.flavors import (
@@ -447,3 +448,14 @@ def test_a_topology_that_is_full_sends_a_job_to_the_next_flavor(qps: float) -> N
     clock.run(round(2.2 * NS))
     assert [node for node, _ in jobs[3].placement] == [4, 5]
     assert [node for node, _ in jobs[1].placement] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"), [("96", 96), ("1k", 1000), ("2k", 2000), ("1G", 10**9), ("9223372036854775807", 10**9)]
+)
+def test_a_quota_is_read_as_kubernetes_writes_it(text: str, gpus: int) -> None:
+    """A quota of 1,000 GPUs comes back from the cluster as 1k, which was read as none."""
+    resource = {"name": "nvidia.com/gpu", "nominalQuota": text}
+    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "any", "resources": [resource]}]}]
+    queue = {"kind": "ClusterQueue", "metadata": {"name": "research"}, "spec": {"resourceGroups": groups}}
+    assert [quota.nominal for quota in quotas_of_objects([queue], Notes())] == [gpus]

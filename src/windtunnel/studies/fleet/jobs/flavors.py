@@ -64,8 +64,8 @@ def _selects(pod: Object, labels: Object) -> bool:
 def _matches(expression: Object, labels: Mapping[str, object]) -> bool:
     """Whether one expression holds of a label that is there."""
     label, operator = text_at(labels, text_at(expression, "key")), text_at(expression, "operator")
-    told = expression.get("values")
-    texts = [str(each) for each in told] if isinstance(told, list) else []
+    values = expression.get("values")
+    texts = [str(each) for each in values] if isinstance(values, list) else []
     if operator in ("In", "NotIn"):
         return (label in texts) == (operator == "In")
     if operator in ("Gt", "Lt"):

@@ -51,11 +51,11 @@ def jobs_of_objects(objects: Sequence[Object], notes: Notes, quotas: Sequence[Qu
             notes.add("has no creationTimestamp: left out", part.name)
             continue
         parts.setdefault(top or part.key, []).append(part)
-    told = [(row, group) for key, group in parts.items() if (row := _row(key, group, notes)) is not None]
-    rows = [row for row, _ in told]
+    pairs = [(row, group) for key, group in parts.items() if (row := _row(key, group, notes)) is not None]
+    rows = [row for row, _ in pairs]
     first = min((time for row in rows if isinstance(time := row["submit_s"], float)), default=0.0)
     behind, by_name = cluster_queues(objects), {quota.name: quota for quota in quotas}
-    for row, group in told:
+    for row, group in pairs:
         queue = str(row["queue"])
         name = row["cluster_queue"] = behind.get(f"{row['user']}/{queue}") or behind.get(queue, "")
         if (name or queue) in by_name:

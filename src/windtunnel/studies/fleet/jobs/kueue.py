@@ -72,14 +72,14 @@ def _specs(objects: Sequence[Object]) -> dict[str, Object] | None:
     """Specs of the flavors of GPUs; None where one flavor of which nothing is told stands for all GPUs."""
     holders = [each for each in objects if text_at(each, "kind") in ("ClusterQueue", "Cohort")]
     names = dict.fromkeys(flavor for each in holders for flavor, _ in _gpu_quotas(each))
-    told = {
+    by_name = {
         text_at(each, "metadata", "name"): mapping_at(each, "spec")
         for each in objects
         if text_at(each, "kind") == "ResourceFlavor"
     }
-    if len(names) < 2 and not any(told.get(name) for name in names):
+    if len(names) < 2 and not any(by_name.get(name) for name in names):
         return None
-    return {name: told.get(name, {}) for name in names if name in told or not told}
+    return {name: by_name.get(name, {}) for name in names if name in by_name or not by_name}
 
 
 def _flavors(
@@ -90,9 +90,11 @@ def _flavors(
     flavors = {}
     for name in dict(known) if specs is not None else ():
         own = [row for of, row in known if of == name]
-        owed, resources = _owed(own), tuple(text_at(row, "name") for row in own)
-        flavors[name] = Flavor(owed.nominal, owed.borrowing_limit, owed.lending_limit, (specs or {})[name], resources)
-    return flavors, _owed([row for _, row in known])
+        total, resources = _total(own), tuple(text_at(row, "name") for row in own)
+        flavors[name] = Flavor(
+            total.nominal, total.borrowing_limit, total.lending_limit, (specs or {})[name], resources
+        )
+    return flavors, _total([row for _, row in known])
 
 
 def _gpu_quotas(holder: Object) -> list[tuple[str, Object]]:
@@ -108,7 +110,7 @@ def _slices(holder: Object, name: str = "", notes: Notes | None = None) -> dict[
             by_profile.setdefault(resource.removeprefix(SLICES), []).append(row)
     if notes is not None and any(len(rows) > 1 for rows in by_profile.values()):
         notes.add("has several flavors of one profile of MIG, which count together", name)
-    return {profile: _owed(rows) for profile, rows in by_profile.items()}
+    return {profile: _total(rows) for profile, rows in by_profile.items()}
 
 
 def _quotas(holder: Object) -> list[tuple[str, Object]]:
@@ -120,15 +122,16 @@ def _quotas(holder: Object) -> list[tuple[str, Object]]:
     ]
 
 
-def _owed(rows: Sequence[Object]) -> Slices:
+def _total(rows: Sequence[Object]) -> Slices:
     """What rows owe together, and the most that they borrow and lend: None where one has no limit."""
     nominal = sum(_amount(text_at(row, "nominalQuota")) for row in rows)
     return Slices(nominal, _limit(rows, "borrowingLimit"), _limit(rows, "lendingLimit"))
 
 
 def _amount(text: str) -> int:
-    """GPUs; more than any cluster has stands for no end of them."""
-    return min(int(text), ENDLESS) if text.isdecimal() and len(text) < 20 else 0
+    """GPUs; more than any cluster has stands for no end of them. Kubernetes writes 1000 as 1k."""
+    match = re.fullmatch(r"([0-9]{1,19})([kMGTPE]?)", text)
+    return min(int(match[1]) * 1000 ** " kMGTPE".index(match[2] or " "), ENDLESS) if match else 0
 
 
 def _number(text: str) -> float | None:
