@@ -106,12 +106,12 @@ class Rules(QueuePolicy):
         key = queue, gpus, owner.flavors, owner.topology, owner.pod_gpus, part
         if key not in self.known:
             flavors = self.quotas[queue].flavors
-            told = owner.flavors.split(",") if owner.flavors else flavors
+            own_list = owner.flavors.split(",") if owner.flavors else flavors
             placed = {name for name, flavor in flavors.items() if flavor.spec.get("topologyName")}
             in_topology = bool(owner.topology) or placed == flavors.keys()
             right = (placed or flavors.keys()) if in_topology else flavors.keys() - placed
             fits = {name for name in right if part is not None or self._holds(name, gpus, owner)}
-            self.known[key] = tuple(name for name in flavors if name in told and name in fits)
+            self.known[key] = tuple(name for name in flavors if name in own_list and name in fits)
         return self.known[key]
 
     def never(self, jobs: Iterable[tuple[str, int, Owner, Part | str | None]]) -> Iterator[tuple[int, str]]:
@@ -127,9 +127,9 @@ class Rules(QueuePolicy):
                 [f"{queue}{MARK}{name}" for name in self.usable(queue, gpus, owner, part)] if of.flavors else [queue]
             )
             if not names:
-                told = f"{queue} ({', '.join(of.flavors)})"
-                fits = f"asks {{gpus}} GPUs: they fit on nodes of no flavor of {told} that it may use"
-                yield at, f"may use no flavor of {told}" if owner.flavors == NONE else fits
+                words = f"{queue} ({', '.join(of.flavors)})"
+                fits = f"asks {{gpus}} GPUs: they fit on nodes of no flavor of {words} that it may use"
+                yield at, f"may use no flavor of {words}" if owner.flavors == NONE else fits
                 continue
             if gpus > max(most[name] for name in names):
                 yield at, "asks {gpus} GPUs, more than its queue may ever have" + " of a flavor" * bool(of.flavors)
@@ -151,13 +151,13 @@ class Rules(QueuePolicy):
 
     def assigned(self, heads: Iterable[Running], state: State, tried: Mapping[int, int]) -> dict[int, Assignment]:
         """A flavor for each of these jobs whose queue has several, by the job's index."""
-        found = {}
+        choices = {}
         for job in heads:
             if self.quotas[job.queue].flavors:
                 choice = self.assign(job, state, tried.get(job.index, FROM_FIRST) + 1)
                 if choice is not None:
-                    found[job.index] = choice
-        return found
+                    choices[job.index] = choice
+        return choices
 
     def lost(self, job: Running, choice: Assignment, node: Node) -> bool:
         """Whether others of the cycle took what a job was to have, and another flavor is left to look for."""
