@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.document import read_document, read_mapping
 from windtunnel.studies.fleet.fields import known_keys
-from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, count_at, items_at, mapping_at, text_at
+from windtunnel.studies.fleet.jobs.objects import count_at, is_whole_gpu, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.parts.profile import SHARES_MOST
 from windtunnel.units import parse_bandwidth
 
@@ -163,7 +163,7 @@ def _of_nodes(path: Path, text: str) -> Site:
     sizes, labels = [], []
     for node in items_at(read_document(path, NODES), "items"):
         allocatable = mapping_at(node, "status", "allocatable") or mapping_at(node, "status", "capacity")
-        gpus = sum(count_at(allocatable, name, default=0) for name in GPU_RESOURCES)
+        gpus = sum(count_at(allocatable, name, default=0) for name in map(str, allocatable) if is_whole_gpu(name))
         if text_at(node, "kind") == "Node" and gpus and mapping_at(node, "spec").get("unschedulable") is not True:
             sizes.append(gpus)
             labels.append({str(key): str(value) for key, value in mapping_at(node, "metadata", "labels").items()})

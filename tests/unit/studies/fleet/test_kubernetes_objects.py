@@ -28,6 +28,7 @@ spec:
                              spec: {{template: {{spec: {{{EIGHT}}}}}}}}}}}]}}}}
 ---
 """
+ASCEND = "huawei.com/Ascend910"
 CLAIM = "containers: [], resourceClaims: [{name: g, resourceClaimTemplateName: four}]"
 
 
@@ -49,6 +50,8 @@ CLAIM = "containers: [], resourceClaims: [{name: g, resourceClaimTemplateName: f
             f"{{pytorchReplicaSpecs: {{Worker: {{replicas: 2, template: {{spec: {{{EIGHT}}}}}}}}}}}}}}}]}}",
             16,
         ),
+        (f"kind: Job\n{HEAD}}}\nspec: {{template: {{spec: {{{EIGHT.replace('nvidia.com', 'metax-tech.com')}}}}}}}", 8),
+        (f"kind: Job\n{HEAD}}}\nspec: {{template: {{spec: {{{EIGHT.replace('nvidia.com/gpu', ASCEND)}}}}}}}", 8),
     ],
 )
 def test_gpus_of_objects(tmp_path: Path, objects: str, gpus: int) -> None:
@@ -95,3 +98,19 @@ def test_objects_that_are_no_jobs_have_no_row(tmp_path: Path) -> None:
         "claims devices (resourceClaims)",
         "asks for memory of a GPU",
     }
+
+
+def test_what_stands_on_a_template_of_pods_is_read_of_every_kind(tmp_path: Path) -> None:
+    """KAI's fraction on the workers of a RayCluster alone (2 of .5), Kueue's topology on those of a PyTorchJob."""
+    (tmp_path / "o.yaml").write_text(
+        f"kind: RayCluster\n{HEAD}}}\nspec: {{headGroupSpec: {{template: {{spec: {{containers: []}}}}}}, "
+        "workerGroupSpecs: [{replicas: 2, template: {metadata: {annotations: {gpu-fraction: '0.5'}}, "
+        "spec: {containers: []}}}]}\n---\n"
+        f"kind: PyTorchJob\n{HEAD.replace('name: ', 'name: other-')}}}\nspec: {{pytorchReplicaSpecs: {{Worker: "
+        "{replicas: 2, template: {metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}, "
+        f"spec: {{{EIGHT}}}}}}}}}}}\n"
+    )
+    jobs = read_jobs(tmp_path / "o.yaml")
+    assert jobs.gpus.tolist() == [2, 16]
+    assert list(jobs.columns["part"]) == ["0.5", ""]
+    assert list(jobs.columns["topology"]) == ["", "required rack"]

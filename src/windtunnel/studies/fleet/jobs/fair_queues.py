@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from windtunnel.files.table import number_of
-from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, mapping_at, text_at
+from windtunnel.studies.fleet.jobs.objects import Object, is_whole_gpu, mapping_at, text_at
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Jobs, Notes, Quota
 
 SHARED = "whole-cluster"
@@ -107,7 +107,7 @@ def _owed(name: str, queue: Object, notes: Notes) -> tuple[int, int | None]:
 
 def _gpus(resources: Object) -> float | None:
     """GPUs among resources; None where they say nothing of them."""
-    amounts = [_number(text_at(resources, name), 0.0) for name in GPU_RESOURCES if name in resources]
+    amounts = [_number(text_at(resources, name), 0.0) for name in map(str, resources) if is_whole_gpu(name)]
     return sum(amounts) if amounts else None
 
 

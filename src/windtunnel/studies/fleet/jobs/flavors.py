@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, items_at, mapping_at, text_at
+from windtunnel.studies.fleet.jobs.objects import Object, is_whole_gpu, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.jobs.trace import Flavor
 
 NONE = "none"  # in place of a job's flavors: there is none that it may use
@@ -38,7 +38,9 @@ def resources_of(pod: Object) -> set[str]:
     """The names under which a pod asks for whole GPUs."""
     containers = [*items_at(pod, "containers"), *items_at(pod, "initContainers")]
     asked = [mapping_at(each, "resources", key) for each in containers for key in ("requests", "limits")]
-    return {name for each in asked for name in GPU_RESOURCES if text_at(each, name) not in ("", "0")}
+    return {
+        name for each in asked for name in map(str, each) if is_whole_gpu(name) and text_at(each, name) not in ("", "0")
+    }
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from windtunnel.studies.fleet.jobs.objects import (
-    GPU_RESOURCES,
     Object,
     count_at,
+    is_whole_gpu,
     items_at,
     mapping_at,
     text_at,
@@ -49,7 +49,7 @@ STATES = {  # conditions that are true, phases and Ray's words
     **dict.fromkeys(("pending", "suspended", "created", "inqueue"), PENDING),
 }
 ORDER = (FAILED, COMPLETED, RUNNING, PENDING)  # of several conditions the first tells
-Pods = list[tuple[int, Object]]  # so many, and their spec
+Pods = list[tuple[int, Object]]  # so many, and their spec, or the template that has it
 Gpus = Counter[str]  # by the part of a GPU that each is; empty: whole ones
 
 
@@ -169,14 +169,16 @@ class Part:
         return end_s if end_s is not None else next(over, None)
 
     def pods(self) -> Pods:
-        """Its pods at one time."""
+        """The specs of its pods at one time."""
+        return [(number, mapping_at(template, "spec")) for number, template in self.pod_templates()]
+
+    def pod_templates(self) -> Pods:
+        """The templates of its pods at one time, each with `metadata` and `spec`."""
         spec = mapping_at(self.item, "spec")
         if self.kind == "Pod":
-            return [(1, spec)]
+            return [(1, self.item)]
         if self.kind == "Workload":
-            return [
-                (count_at(entry, "count"), mapping_at(entry, "template", "spec")) for entry in items_at(spec, "podSets")
-            ]
+            return [(count_at(entry, "count"), mapping_at(entry, "template")) for entry in items_at(spec, "podSets")]
         if self.kind == "JobSet":
             return [
                 (count_at(entry, "replicas") * number, pod)
@@ -185,40 +187,35 @@ class Part:
             ]
         if self.kind == "AppWrapper":
             inner = [replace(self, item=mapping_at(entry, "template")) for entry in items_at(spec, "components")]
-            return [pods for part in inner for pods in part.pods()]
+            return [pods for part in inner for pods in part.pod_templates()]
         if self.kind in ("RayJob", "RayCluster"):
             cluster = mapping_at(spec, "rayClusterSpec") or spec
             workers = items_at(cluster, "workerGroupSpecs")
-            each = [
-                (count_at(w, "replicas") * count_at(w, "numOfHosts"), mapping_at(w, "template", "spec"))
-                for w in workers
-            ]
-            return [(1, mapping_at(cluster, "headGroupSpec", "template", "spec")), *each]
+            each = [(count_at(w, "replicas") * count_at(w, "numOfHosts"), mapping_at(w, "template")) for w in workers]
+            return [(1, mapping_at(cluster, "headGroupSpec", "template")), *each]
         if self.kind == "TrainJob":
             runtime = self._runtime()
             trainer = mapping_at(spec, "trainer")
             nodes = count_at(trainer, "numNodes", default=count_at(runtime, "mlPolicy", "numNodes"))
             if mapping_at(trainer, "resourcesPerNode"):
-                return [(nodes, {"containers": [{"resources": trainer["resourcesPerNode"]}]})]
+                return [(nodes, {"spec": {"containers": [{"resources": trainer["resourcesPerNode"]}]}})]
             steps = items_at(runtime, "template", "spec", "replicatedJobs")
             return [
-                (nodes, mapping_at(step, "template", "spec", "template", "spec"))
+                (nodes, mapping_at(step, "template", "spec", "template"))
                 for step in steps
                 if text_at(step, "template", "metadata", "labels", TRAINER) == "trainer"
             ]
         if self.kind == "LeaderWorkerSet":
             template = mapping_at(spec, "leaderWorkerTemplate")
-            worker = mapping_at(template, "workerTemplate", "spec")
-            leader = mapping_at(template, "leaderTemplate", "spec") or worker
+            worker = mapping_at(template, "workerTemplate")
+            leader = mapping_at(template, "leaderTemplate") or worker
             sets = count_at(spec, "replicas")
             return [(sets, leader), (sets * max(count_at(template, "size") - 1, 0), worker)]
         roles = next((value for key, value in spec.items() if str(key).endswith("ReplicaSpecs")), None)
         if isinstance(roles, Mapping):  # of Kubeflow
-            return [(count_at(role, "replicas"), mapping_at(role, "template", "spec")) for role in roles.values()]
+            return [(count_at(role, "replicas"), mapping_at(role, "template")) for role in roles.values()]
         if items_at(spec, "tasks"):  # of Volcano
-            return [
-                (count_at(task, "replicas"), mapping_at(task, "template", "spec")) for task in items_at(spec, "tasks")
-            ]
+            return [(count_at(task, "replicas"), mapping_at(task, "template")) for task in items_at(spec, "tasks")]
         return _pods_of_job(spec)
 
     def _runtime(self) -> Object:
@@ -231,9 +228,9 @@ class Part:
     def gpus(self, notes: Notes, name: str = "") -> Gpus:
         """GPUs of its pods at one time."""
         total = Gpus()
-        fraction, devices = self.word((FRACTION,)), self.word((DEVICES,))
-        for number, pod in self.pods():
-            each = self._gpus_of_pod(pod, name or self.name, notes)
+        for number, template in self.pod_templates():
+            each = self._gpus_of_pod(mapping_at(template, "spec"), name or self.name, notes)
+            fraction, devices = (_word((key,), self.item, template) for key in (FRACTION, DEVICES))
             if fraction and number:
                 each = Gpus(
                     {fraction: each.total() or (int(devices) if devices.isdecimal() and len(devices) < 10 else 1)}
@@ -271,10 +268,8 @@ class Part:
         return total
 
     def word(self, names: Sequence[str]) -> str:
-        """The first of these labels or annotations that it has, else that its pods' template has."""
-        template = mapping_at(self.item, "spec", "template", "metadata")
-        places = [mapping_at(holder, key) for holder in (self.item.get("metadata"), template) for key in MARKS]
-        return next((word for name in names for place in places if (word := text_at(place, name))), "")
+        """The first of these labels or annotations that it has, else that a template of its pods has."""
+        return _word(names, self.item, *(template for _, template in self.pod_templates()))
 
     def priority(self) -> str:
         """Its priority or its class, as Kueue looks for it: label, scheduling policy, own field, template of a pod."""
@@ -300,18 +295,24 @@ class Part:
                 topologies += ["unconstrained"] if demand.get("unconstrained") is True else []
                 topologies += ["slice"] if text_at(demand, "podSetSliceRequiredTopology") else []
             return topologies
-        template = self.item if self.kind == "Pod" else mapping_at(spec, "template")
-        for key, value in mapping_at(template, "metadata", "annotations").items():
-            word = TOPOLOGY.get(str(key))
-            if word:
-                topologies.append(word if word == "unconstrained" else f"{word} {value}")
+        for _, template in self.pod_templates():
+            for key, value in mapping_at(template, "metadata", "annotations").items():
+                word = TOPOLOGY.get(str(key))
+                if word:
+                    topologies.append(word if word == "unconstrained" else f"{word} {value}")
         return topologies
+
+
+def _word(names: Sequence[str], *holders: Object) -> str:
+    """The first of these labels or annotations that a holder has in its metadata; the first name goes first."""
+    places = [mapping_at(holder, "metadata", key) for holder in holders for key in MARKS]
+    return next((word for name in names for place in places if (word := text_at(place, name))), "")
 
 
 def _pods_of_job(spec: Object) -> Pods:
     """Pods at one time of a Job: no more than are still to complete, as Kueue counts them."""
     at_once = count_at(spec, "parallelism")
-    return [(min(at_once, count_at(spec, "completions", default=at_once)), mapping_at(spec, "template", "spec"))]
+    return [(min(at_once, count_at(spec, "completions", default=at_once)), mapping_at(spec, "template"))]
 
 
 def _is_gpu_class(name: str) -> bool:
@@ -325,7 +326,7 @@ def _gpus_of_container(container: Object) -> Gpus:
     total = Gpus()
     for key in map(str, requests):
         of_class = key.startswith(DEVICE_CLASS) and _is_gpu_class(key.removeprefix(DEVICE_CLASS))
-        if key in GPU_RESOURCES or key.startswith((SLICES, BY_DRIVER)) or key == SHARES or of_class:
+        if is_whole_gpu(key) or key.startswith((SLICES, BY_DRIVER)) or key == SHARES or of_class:
             part = "1 shares" if key == SHARES else key.removeprefix(SLICES) if key.startswith(SLICES) else ""
             total[part] += count_at(requests, key, default=0)
     return total

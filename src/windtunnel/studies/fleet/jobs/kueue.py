@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from windtunnel.studies.fleet.jobs.fair_queues import is_queue
 from windtunnel.studies.fleet.jobs.kubernetes_parts import SLICES
-from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, items_at, mapping_at, text_at
+from windtunnel.studies.fleet.jobs.objects import Object, is_whole_gpu, items_at, mapping_at, text_at
 from windtunnel.studies.fleet.jobs.trace import Cohort, Flavor, Notes, Quota, Slices
 
 ENDLESS = 10**9  # GPUs of a quota that is to have no end
@@ -99,7 +99,7 @@ def _flavors(
 
 def _gpu_quotas(holder: Object) -> list[tuple[str, Object]]:
     """Quotas of whole GPUs of a ClusterQueue or a Cohort, each with its flavor."""
-    return [(flavor, row) for flavor, row in _quotas(holder) if text_at(row, "name") in GPU_RESOURCES]
+    return [(flavor, row) for flavor, row in _quotas(holder) if is_whole_gpu(text_at(row, "name"))]
 
 
 def _slices(holder: Object, name: str = "", notes: Notes | None = None) -> dict[str, Slices]:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 Object = Mapping[str, object]
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron")
+ACCELERATORS = (  # resources of whole ones by the names of device plugins, beside any that ends with /gpu
+    *("habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron"),
+    *("huawei.com/Ascend910", "huawei.com/Ascend310P", "cambricon.com/mlu", "hygon.com/dcu"),
+)
 
 
 def _at(value: object, *keys: str) -> object:
@@ -14,6 +17,11 @@ def _at(value: object, *keys: str) -> object:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def is_whole_gpu(resource: str) -> bool:
+    """Whether a resource of this name is whole accelerators."""
+    return resource.endswith("/gpu") or resource in ACCELERATORS
 
 
 def mapping_at(value: object, *keys: str) -> Object:
