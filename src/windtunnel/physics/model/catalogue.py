@@ -41,6 +41,12 @@ def catalogue_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
+@lru_cache(maxsize=1)
+def _by_letters() -> dict[str, str]:
+    """Names of the shipped models by their letters and digits alone."""
+    return {re.sub(r"[^a-z0-9]", "", name): name for name in catalogue_names()}
+
+
 def load_model(spec: str | Path | Mapping[str, object]) -> Model:
     """A model by catalogue name, by path of a `config.json` or its folder, or from the mapping itself.
 
@@ -64,6 +70,8 @@ def load_model(spec: str | Path | Mapping[str, object]) -> Model:
 def catalogued(name: str) -> str:
     """The catalogue's name of a model or path, without what training added to it; "" where it has none."""
     word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("nvidia-")
+    if own := _by_letters().get(word.replace("-", "")):  # as NeMo and Megatron-Bridge write it: llama31_405b
+        return own
     word = re.sub(r"^llama(?=\d)", "llama-", word)  # as Primus and others write it: llama3.1_8B
     while word:
         try:

@@ -43,6 +43,7 @@ SWIFT_DEFAULTS: Mapping[str, list[str]] = {
     "--global-batch-size": ["16"],
 }  # fmt: skip
 TOKENS_MOST = 100_000
+LAYOUT_MOST, STAGES_MOST = 2_000, 20_000  # letters of a pipeline's layout, as given and written out
 
 
 def read(text: str, n_gpus: int, where: str) -> Native:
@@ -205,6 +206,9 @@ def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
             fields["offload_optimizer"] = float(share or 1.0)
         except ValueError:
             raise SpecError("--optimizer-offload-fraction", share, "give a number", arguments.where) from None
+    arguments.names_read |= {"--cpu-offloading", "--cpu-offloading-activations", "--cpu-offloading-weights"}
+    if offloaded := arguments.number("--cpu-offloading-num-layers"):
+        fields["offload_activations"] = offloaded
     fields |= _graphs(arguments)
     if arguments.word("--transformer-impl") == "local":
         fields["compile"] = False
@@ -274,14 +278,17 @@ def _ends(arguments: Arguments, pp: int, layers: int | None, chunks: int) -> dic
 
 
 def _stages(layout: str) -> tuple[int, ...] | None:
-    """Layers of each stage of `Et*7|t*8|t*7L`; None for what else a layout may hold."""
-    counts = []
-    for stage in layout.strip("\"'").split("|"):
-        bare = stage.strip().removeprefix("E").removesuffix("L")
-        if not re.fullmatch(r"(t(\*\d{1,6})?,?)*", bare):
-            return None
-        counts.append(sum(int(times or 1) for times in re.findall(r"t(?:\*(\d+))?", bare)))
-    return tuple(counts)
+    """Layers of each stage of `Et*7|(t*8|)*6t*7mL`; None for what else a layout may hold.
+
+    E: the embedding, L: the loss, m: a layer of multi-token prediction, which goes with the loss.
+    """
+    written = re.sub(r"[\s,\"']", "", layout[:LAYOUT_MOST])
+    for inner, times in re.findall(r"\(([^()]*)\)\*(\d{1,3})", written):
+        written = written.replace(f"({inner})*{times}", inner * int(times), 1)
+    if len(written) > STAGES_MOST or not re.fullmatch(r"([ELmt](\*\d{1,4})?|\|)*", written):
+        return None
+    counts = [re.findall(r"t(?:\*(\d+))?", stage) for stage in written.split("|")]
+    return tuple(sum(int(times or 1) for times in stage) for stage in counts)
 
 
 def _shards(arguments: Arguments, ranks: int) -> dict[str, object]:

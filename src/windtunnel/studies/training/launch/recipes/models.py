@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from windtunnel.physics.model.catalogue import catalogued
+from windtunnel.studies.training.launch.recipes.python_values import CallResult
 
 NAMED = {
     "GptOss21BA3P6Config": "gpt-oss-20b", "GptOss117BA5P8Config": "gpt-oss-120b", "GPTOSSConfig20B": "gpt-oss-20b",
@@ -32,4 +34,17 @@ def of_class(kind: str) -> str:
             size, active = match.groups()
             word = f"{int(size[:-1]) / 1000:g}b" if size.endswith("M") else size.replace("P", ".").lower()
             return catalogued(f"{name}-{word}" + (f"-a{active}b" if active else ""))
+    return ""
+
+
+def model_name(parts: Mapping[str, object]) -> str:
+    """The catalogue's name of the model of a recipe; empty where it is not known."""
+    part = parts.get("model")
+    while isinstance(part, CallResult):
+        first = part.args[0] if part.args else part.values.get("path", part.values.get("hf_path"))
+        if isinstance(first, str):
+            return catalogued(first)
+        if not isinstance(first, CallResult):
+            return of_class(part.kind)
+        part = first
     return ""

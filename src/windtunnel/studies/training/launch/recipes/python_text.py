@@ -18,30 +18,34 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.studies.training.launch.job_file import file_beside
 from windtunnel.studies.training.launch.recipes.python_values import (
+    BUILT_IN,
     DICTIONARY_METHODS,
+    GIVE,
+    LIBRARY,
     MAKING,
     NUMBERS,
     CallResult,
     Unread,
+    built_in,
     compared,
     copied,
     is_instance,
     is_unread,
     item_of,
+    key_of,
     may_change,
     of_dictionary,
+    parsed,
     text_of,
     total_of,
     unread,
 )
 
-GIVE = "give a recipe or a configuration in Python"
 BYTES_MOST, STEPS_MOST, DEPTH_MOST, FILES_MOST = 1 << 20, 100_000, 40, 40
 FOLLOWED = {"recipes", "perf_recipes"}  # in a module's name: what else is imported is a library, which is not read
 PASSED_ON = {"nemo.collections.llm": "nemo.collections.llm.recipes"}  # a package that hands on the modules of another
 MAKERS = ("Config", "Partial", "partial")  # of nemo_run and functools: of their first argument
 TEXT_METHODS = ("lower", "upper", "strip")
-CASTS = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 class _ReturnError(Exception):  # a function has reached its `return`
@@ -62,14 +66,6 @@ class Budget:
         self.steps += steps
         if self.steps > STEPS_MOST:
             raise InputFileError(where, f"takes more than {STEPS_MOST:,} steps to follow", GIVE)
-
-
-def parsed(text: str, where: str) -> ast.Module:
-    """The tree of a Python file. Raises InputFileError."""
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputFileError(where, f"is no Python ({type(error).__name__})", GIVE) from None
 
 
 class Module:
@@ -202,6 +198,13 @@ class Module:
                 return owner.values.get(name, Unread(text_of(node))) if isinstance(owner, CallResult) else unread(node)
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
                 return [self.value(elt, names) for elt in elts]
+            case ast.ListComp(elt=elt, generators=[ast.comprehension(ast.Name(id=each), over, ifs=[])]):
+                listed = self.value(over, names)
+                return (
+                    [self.value(elt, {**names, each: own}) for own in listed]
+                    if isinstance(listed, list)
+                    else unread(node)
+                )
             case ast.Dict():
                 return self._dictionary(node, names)
             case ast.Subscript(value=of, slice=key):
@@ -231,8 +234,8 @@ class Module:
         for key, value in zip(node.keys, node.values, strict=True):
             own = self.value(value, names)
             if key is not None:
-                word = self.value(key, names)
-                if not isinstance(word, str | int):
+                word = key_of(self.value(key, names))
+                if word is None:
                     return unread(node)
                 pairs[word] = own
             elif isinstance(own, dict):
@@ -267,14 +270,11 @@ class Module:
         name = node.func.id if isinstance(node.func, ast.Name) else text_of(node.func)
         if name in MAKERS and node.args:
             return CallResult(self._kind(node.args[0], names), args[1:], keywords)
-        if name in CASTS and len(args) == 1 and isinstance(args[0], str | int | float):
-            try:
-                return CASTS[name](args[0])
-            except (ValueError, OverflowError):
-                return unread(node)
-        if name in ("max", "min") and args and all(isinstance(own, NUMBERS) for own in args):
-            numbers = [own for own in args if isinstance(own, NUMBERS)]
-            return max(numbers) if name == "max" else min(numbers)
+        if name in BUILT_IN and args:
+            return built_in(name, args, node)
+        if name in LIBRARY and args and isinstance(args[0], CallResult):
+            args[0].values |= LIBRARY[name](*args[1:])
+            return None
         if name == "dict" and not args:
             return dict(keywords)
         if name == "setattr" and len(args) == 3 and isinstance(args[0], CallResult):

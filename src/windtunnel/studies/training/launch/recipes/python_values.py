@@ -7,8 +7,15 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from windtunnel.errors import InputFileError
+
+GIVE = "give a recipe or a configuration in Python"
+LISTED_MOST = 10_000  # entries of a list that is repeated
 MAGNITUDE_MOST, TEXT_MOST = 10**15, 80
 CLASSES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict}
+BUILT_IN: Mapping[str, Callable[..., object]] = {
+    "int": int, "float": float, "str": str, "bool": bool, "max": max, "min": min, "list": list,
+}  # fmt: skip
 NUMBERS, SCALARS = (int, float), (str, int, float)
 DICTIONARY_METHODS = ("get", "pop", "update", "items", "keys", "values", "copy")
 SPEAKERS = {"print", "log", "logger", "logging", "warnings", "isinstance", "len", "str", "repr", "type", "id", "list"}
@@ -41,6 +48,14 @@ class CallResult:
     rests_on: str = ""  # the function that makes it and that is not followed
 
 
+def parsed(text: str, where: str) -> ast.Module:
+    """The tree of a Python file. Raises InputFileError."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputFileError(where, f"is no Python ({type(error).__name__})", GIVE) from None
+
+
 def is_unread(value: object) -> bool:
     """Whether a value is not known: unread, or what a function gives that is not followed."""
     return isinstance(value, Unread) or (isinstance(value, CallResult) and bool(value.rests_on))
@@ -59,10 +74,18 @@ def unread(node: ast.AST) -> Unread:
     return Unread(text_of(node)[:TEXT_MOST])
 
 
+def key_of(value: object) -> str | int | tuple[object, ...] | None:
+    """A key of a dictionary: a text, a number, or several of them; None for what is none."""
+    if isinstance(value, list):
+        return tuple(value) if all(isinstance(own, str | int) for own in value) else None
+    return value if isinstance(value, str | int) else None
+
+
 def item_of(owner: object, key: object, node: ast.expr) -> object:
     """`owner[key]`."""
-    if isinstance(owner, dict) and isinstance(key, str | int):
-        return owner.get(key, unread(node))
+    if isinstance(owner, dict):
+        word = key_of(key)
+        return unread(node) if word is None else owner.get(word, unread(node))
     if isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner):
         return owner[key]
     return unread(node)
@@ -78,6 +101,8 @@ def total_of(left: object, op: type[ast.operator], right: object, node: ast.expr
         return total if abs(total) < MAGNITUDE_MOST else unread(node)
     if op is ast.Add and isinstance(left, list) and isinstance(right, list):
         return [*left, *right]
+    if op is ast.Mult and isinstance(left, list) and isinstance(right, int) and len(left) * right <= LISTED_MOST:
+        return left * right
     if op is ast.BitOr and isinstance(left, dict) and isinstance(right, dict):
         return left | right
     return unread(node)
@@ -90,6 +115,8 @@ def compared(left: object, op: ast.cmpop, right: object, node: ast.expr) -> obje
     match op:
         case ast.Is() | ast.IsNot():
             return (left is right) == isinstance(op, ast.Is)
+        case ast.In() | ast.NotIn() if isinstance(right, dict) and isinstance(left, list):
+            return (key_of(left) in right) == isinstance(op, ast.In)
         case ast.In() | ast.NotIn() if isinstance(right, list | dict):
             if not isinstance(left, SCALARS) or not all(isinstance(own, SCALARS) for own in right):
                 return unread(node)
@@ -101,6 +128,47 @@ def compared(left: object, op: ast.cmpop, right: object, node: ast.expr) -> obje
         return COMPARE[type(op)](left, right)
     except TypeError:
         return unread(node)
+
+
+def built_in(name: str, args: Sequence[object], node: ast.expr) -> object:
+    """What a function of Python gives: the largest, the least, a number or a text of another kind, a list."""
+    if name == "list":
+        return list(args[0]) if len(args) == 1 and isinstance(args[0], list) else unread(node)
+    if name in ("max", "min"):
+        numbers = [own for own in args if isinstance(own, NUMBERS)]
+        if len(numbers) < len(args):
+            return unread(node)
+        return max(numbers) if name == "max" else min(numbers)
+    if len(args) != 1 or not isinstance(args[0], SCALARS):
+        return unread(node)
+    try:
+        return BUILT_IN[name](args[0])
+    except (ValueError, OverflowError):
+        return unread(node)
+
+
+def _dispatcher(backend: object = None) -> dict[str, object]:
+    if backend not in ("deepep", "hybridep"):
+        return {}
+    return {
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": backend,
+        "moe_shared_expert_overlap": False,
+    }
+
+
+def _graph_parts(parts: object = None) -> dict[str, object]:
+    return {"cuda_graph_scope": [] if parts is None else parts}
+
+
+# Functions of Megatron-Bridge's library, which is not followed, and the attributes that each sets of its first
+# argument (0.5: `utils/cuda_graph.py`, `training/flex_dispatcher_backend.py`).
+LIBRARY: Mapping[str, Callable[..., dict[str, object]]] = {
+    "set_cuda_graph_modules": _graph_parts,
+    "clear_cuda_graph_modules": _graph_parts,
+    "set_full_iteration_cuda_graph": lambda: {"cuda_graph_impl": "full_iteration", "cuda_graph_scope": []},
+    "apply_flex_dispatcher_backend": _dispatcher,
+}
 
 
 def copied(value: object, spend: Callable[[], None], copies: dict[int, object]) -> object:
@@ -158,3 +226,20 @@ def of_dictionary(
         owner.update(keywords)
         return None
     return unread(node)
+
+
+def settings_of(part: object) -> Mapping[str, object]:
+    """The attributes of a part; none of what is no object."""
+    return part.values if isinstance(part, CallResult) else {}
+
+
+def word_of(value: object) -> str:
+    """A value as the file writes it."""
+    if isinstance(value, Unread):
+        return value.text
+    return f"{value.kind}(...)" if isinstance(value, CallResult) else str(value)
+
+
+def kind_of(part: object) -> str:
+    """What makes a part, by its name."""
+    return part.kind if isinstance(part, CallResult) else "of this recipe"

@@ -3,8 +3,7 @@
 A recipe is a function, of which a file may have several: `llama3.py:llama3_8b_pretrain_config`. It is followed on its
 text (`python_text.py`) and never run. Names of settings are Megatron-Core's, so what a recipe sets is read as its
 options are. Read off NeMo 2.5 (`nemo/collections/llm/recipes`, `lightning/pytorch/strategies`), Megatron-Bridge 0.5
-(`recipes`, `perf_recipes`, `training/comm_overlap.py`, `mixed_precision.py`, `config.py`) and xtuner 1.0
-(`v1/train/trainer.py`, `v1/config/fsdp.py`).
+(`recipes`, `perf_recipes`, `training/comm_overlap.py`, `mixed_precision.py`, `config.py`); xtuner's in `xtuner.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
@@ -22,15 +22,23 @@ from windtunnel.physics.model.catalogue import catalogued, load_model
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native
 from windtunnel.studies.training.launch.megatron import log as megatron_log
 from windtunnel.studies.training.launch.megatron import reading as megatron_reading
-from windtunnel.studies.training.launch.recipes.models import of_class
+from windtunnel.studies.training.launch.recipes.models import model_name
 from windtunnel.studies.training.launch.recipes.python_text import (
     BYTES_MOST,
-    GIVE,
     Module,
     module_of,
-    parsed,
 )
-from windtunnel.studies.training.launch.recipes.python_values import CallResult, Unread, is_unread
+from windtunnel.studies.training.launch.recipes.python_values import (
+    GIVE,
+    CallResult,
+    Unread,
+    is_unread,
+    kind_of,
+    parsed,
+    settings_of,
+    word_of,
+)
+from windtunnel.studies.training.launch.recipes.xtuner import XTUNER_SETTINGS, native_of_xtuner, trainer_config
 
 BRIDGE, NEMO, XTUNER = "Megatron-Bridge", "NeMo 2", "xtuner v1"
 IMPORTS = {"megatron.bridge": BRIDGE, "nemo.collections.llm": NEMO, "nemo_run": NEMO, "xtuner.v1": XTUNER}
@@ -50,17 +58,13 @@ FP8 = {  # word of a precision's name -> (recipe of fp8, whether parameters stay
 PRECISION = re.compile(r"bf16|fp16|fp8|fp4|fp32")  # in a function's name, such as `bf16_with_mxfp8_mixed`
 LORA_DIM = 32  # `LoRA.dim` of both
 LORA_TARGETS = {"linear_qkv": "q,k,v", "linear_proj": "o", "linear_fc1": "gate,up", "linear_fc2": "down"}
-SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_moe_experts")
+LAYOUT, LETTERS = "pipeline_model_parallel_layout", {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+TASK = re.compile(r"_(?:pretrain|sft|peft|finetune)_")  # in a recipe's name, behind the model's
+SHAPE = re.compile(
+    r"num_layers$|mamba_|hybrid_|is_hybrid|mtp_|keep_mtp|activation_func|kv_channels|use_fused_weighted|spec$"
+)
 BATCHES = ("global_batch_size", "micro_batch_size")
 PARTS = ("model", "train", "dataset", "ddp", "optimizer", "mixed_precision", "comm_overlap", "peft")
-XTUNER_SETTINGS = {  # of each part that carries some: those that are named where they are not known
-    "model_cfg": (),
-    "fsdp_cfg": (
-        "recompute_ratio", "hsdp_sharding_size", "cpu_offload", "reshard_after_forward",
-        "torch_compile", "fp32_lm_head",
-    ),
-    "dataloader_cfg": (), "optim_cfg": (), "loss_cfg": ("mode",),
-}  # fmt: skip
 IDLE = re.compile("|".join(NO_EFFECT["recipes"]))
 
 
@@ -90,17 +94,28 @@ def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
     """The job of a recipe, on so many GPUs. Raises InputFileError or SpecError."""
     module = module_of(Path(path), Path(path))
     framework = _framework(module.tree)
-    configuration = _trainer_config(module) if framework == XTUNER else _make(module, framework, recipe)
+    configuration = trainer_config(module) if framework == XTUNER else _make(module, framework, recipe)
+    where = str(path) if not recipe else f"{path}:{recipe}"
+    return native_of(configuration, framework, n_gpus, where, recipe, module.budget.assumed)
+
+
+def native_of(
+    configuration: CallResult, framework: str, n_gpus: int, where: str, recipe: str = "", assumed: Sequence[str] = ()
+) -> Native:
+    """The job that a configuration is, on so many GPUs. Raises InputFileError or SpecError.
+
+    `recipe`: the name of what makes it; `assumed`: what was taken for granted on the way.
+    """
     lacking = _rests_on(configuration, framework)
     if lacking:
         remedy = f"give it where it lies in a checkout of {framework}, from a folder above both"
-        raise InputFileError(path, f"rests on {lacking}, which does not lie beside it", remedy)
-    reader = _xtuner if framework == XTUNER else _megatron
-    native = reader(configuration, n_gpus, str(path) if not recipe else f"{path}:{recipe}")
+        raise InputFileError(where, f"rests on {lacking}, which does not lie beside it", remedy)
+    if framework == XTUNER:
+        native = native_of_xtuner(configuration, n_gpus, where)
+    else:
+        native = _megatron(configuration, n_gpus, where, recipe)
     whole = [name for name in configuration.values if name.startswith("**")]
-    assumed = tuple(dict.fromkeys([*whole, *module.budget.assumed]))
-    unknown = (*native.unknown, *assumed)
-    return Native(native.framework, native.fields, native.model, unknown, native.where, native.sizes)
+    return replace(native, unknown=(*native.unknown, *dict.fromkeys([*whole, *assumed])))
 
 
 def _make(module: Module, framework: str, recipe: str) -> CallResult:
@@ -158,10 +173,12 @@ def _is_job(configuration: CallResult) -> bool:
 # ---------------------------------------------------------------------------------------------- Megatron-Core's names
 
 
-def _megatron(configuration: CallResult, n_gpus: int, where: str) -> Native:
+def _megatron(configuration: CallResult, n_gpus: int, where: str, recipe: str) -> Native:
     settings: dict[str, object] = {}
     parts = _parts(configuration)
-    name = _model_name(parts)
+    name = model_name(parts)
+    by_recipe = "" if name else catalogued(TASK.split(recipe)[0])
+    name = name or by_recipe
     formats = _precision(parts.get("mixed_precision"))
     optimizer, ddp, overlap = (parts.get(word) for word in ("optimizer", "ddp", "comm_overlap"))
     for word in ("model", "strategy", "train", "ddp", "optimizer"):
@@ -176,10 +193,15 @@ def _megatron(configuration: CallResult, n_gpus: int, where: str) -> Native:
         if isinstance(owner, CallResult) and owner.values.get("use_distributed_optimizer") is True:
             settings["use_distributed_optimizer"] = True
     settings |= _overlaps(overlap, settings)
+    if by_recipe:  # the recipe states the sizes of the model that it is named by
+        settings = {word: value for word, value in settings.items() if not SHAPE.match(word)}
     model = load_model(name) if name else None
-    unknown = [] if model is not None else [f"the model {name or _kind(parts.get('model'))}"]
+    unknown = [] if model is not None else [f"the model {name or kind_of(parts.get('model'))}"]
     if model is not None:
-        unknown += [f"{word} {own}" for word in SIZES if (own := settings.pop(word, None)) is not None]
+        unknown += _other_sizes(model, settings)
+        layers = settings.get("cpu_offloading_num_layers")
+        if isinstance(layers, int):  # 95 of 94 are all of them
+            settings["cpu_offloading_num_layers"] = min(layers, len(model.layers))
         settings["num_layers"] = len(model.layers)
         settings |= {"num_experts": _experts(model)} if _experts(model) else {}
     lengths = (settings_of(parts.get(word)).get("seq_length") for word in ("model", "dataset"))
@@ -198,9 +220,16 @@ def _megatron(configuration: CallResult, n_gpus: int, where: str) -> Native:
     return Native("megatron", fields, name or None, tuple(dict.fromkeys(unknown)), where)
 
 
-def settings_of(part: object) -> Mapping[str, object]:
-    """The attributes of a part; none of what is no object."""
-    return part.values if isinstance(part, CallResult) else {}
+def _other_sizes(model: Model, settings: dict[str, object]) -> list[str]:
+    """What the settings say of the model's sizes, which are taken out of them, where the model has others."""
+    own = {
+        "num_layers": {len(model.layers)}, "hidden_size": {model.hidden_size}, "mtp_num_layers": {model.mtp_layers},
+        "num_moe_experts": {_experts(model)}, "ffn_hidden_size": {layer.feed_forward.size for layer in model.layers},
+        "num_attention_heads": {layer.attention.heads for layer in model.layers},
+        "num_query_groups": {layer.attention.kv_heads for layer in model.layers},
+    }  # fmt: skip
+    stated = {word: settings.pop(word, None) for word in own}
+    return [f"{word} {value}" for word, value in stated.items() if value is not None and value not in own[word]]
 
 
 def _parts(configuration: CallResult) -> dict[str, object]:
@@ -285,6 +314,8 @@ def _arguments(settings: Mapping[str, object]) -> tuple[dict[str, str], list[str
             arguments[word] = str(value)
         elif isinstance(value, list) and all(isinstance(entry, str) for entry in value):
             arguments[word] = str(value) if value else "None"
+        elif word == LAYOUT and isinstance(value, list) and all(isinstance(stage, list) for stage in value):
+            arguments[word] = "|".join("".join(LETTERS.get(word_of(layer), "?") for layer in stage) for stage in value)
         elif isinstance(value, CallResult):
             odd += [] if IDLE.match(name) or name in PARTS else [f"{name} {value.kind}(...)"]
         elif value is not None:
@@ -301,22 +332,15 @@ def _lora(part: object, unknown: list[str]) -> dict[str, object]:
         return {}
     dim, targets = part.values.get("dim", LORA_DIM), part.values.get("target_modules")
     if not isinstance(dim, int):
-        unknown.append(f"peft.dim {_word(dim)} (taken as {LORA_DIM})")
+        unknown.append(f"peft.dim {word_of(dim)} (taken as {LORA_DIM})")
     fields: dict[str, object] = {"lora_rank": dim if isinstance(dim, int) else LORA_DIM}
     if isinstance(targets, list):
-        words = [_word(word) for word in targets]
+        words = [word_of(word) for word in targets]
         unknown += [f"adapters of {word}" for word in words if word not in LORA_TARGETS]
         fields["lora_targets"] = ",".join(LORA_TARGETS[word] for word in words if word in LORA_TARGETS) or "all"
     elif targets is not None:
-        unknown.append(f"adapters of {_word(targets)}")
+        unknown.append(f"adapters of {word_of(targets)}")
     return fields
-
-
-def _word(value: object) -> str:
-    """A value as the file writes it."""
-    if isinstance(value, Unread):
-        return value.text
-    return f"{value.kind}(...)" if isinstance(value, CallResult) else str(value)
 
 
 def _experts(model: Model) -> int:
@@ -324,100 +348,3 @@ def _experts(model: Model) -> int:
         if layer.feed_forward.experts:
             return layer.feed_forward.experts
     return 0
-
-
-def _model_name(parts: Mapping[str, object]) -> str:
-    """The catalogue's name of the model of a recipe; empty where it is not known."""
-    part = parts.get("model")
-    while isinstance(part, CallResult):
-        first = part.args[0] if part.args else part.values.get("path", part.values.get("hf_path"))
-        if isinstance(first, str):
-            return catalogued(first)
-        if not isinstance(first, CallResult):
-            return of_class(part.kind)
-        part = first
-    return ""
-
-
-def _kind(part: object) -> str:
-    return part.kind if isinstance(part, CallResult) else "of this recipe"
-
-
-# ------------------------------------------------------------------------------------------------------- xtuner v1
-
-
-def _trainer_config(module: Module) -> CallResult:
-    configurations = [
-        value for value in module.names.values() if isinstance(value, CallResult) and value.kind == "TrainerConfig"
-    ]
-    if not configurations:
-        remedy = "a configuration of post-training is `windtunnel rl`'s: name the model and give its flags there"
-        raise InputFileError(module.path, "makes no TrainerConfig of xtuner v1", remedy)
-    return configurations[-1]
-
-
-def _xtuner(configuration: CallResult, n_gpus: int, where: str) -> Native:
-    own, shards = configuration.values, settings_of(configuration.values.get("fsdp_cfg"))
-    config = own.get("model_cfg")
-    model, unknown = settings_of(config), []
-    name = _model_name({"model": config}) or (
-        catalogued(str(own["load_from"])) if isinstance(own.get("load_from"), str) else ""
-    )
-    if not name:
-        unknown.append(f"the model {_kind(config)}")
-
-    def whole(of: Mapping[str, object], word: str, default: int) -> int:
-        value = of.get(word, default)
-        if isinstance(value, Unread | CallResult):
-            unknown.append(f"{word} {_word(value)} (taken as {default})")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SpecError(word, value, "give a whole number of at least 1", where)
-        return value
-
-    tp, cp = whole(shards, "tp_size", 1), whole(own, "sp_size", 1)
-    ep = max(whole(shards, "ep_size", 1), whole(model, "ep_size", 1))
-    micro = whole(own, "intra_layer_micro_batch", 1)
-    if micro > 1:
-        unknown.append(f"intra_layer_micro_batch {micro}: exchanges of one beside the other")
-    replicas = max(1, n_gpus // (tp * cp))
-    batch = replicas * micro if own.get("global_batch_size") is None else whole(own, "global_batch_size", replicas)
-    fields: dict[str, object] = {
-        "framework": "fsdp", "tp": tp, "cp": cp, "ep": ep, "micro_batch": micro, "global_batch": batch,
-        "zero_stage": 2 if shards.get("reshard_after_forward") is False else 3, "precision": "bf16",
-    }  # fmt: skip
-    if cp > 1:
-        fields["cp_kind"] = "ulysses"
-    packed = settings_of(own.get("dataloader_cfg")).get("pack_max_length")
-    if isinstance(packed, int):
-        fields["seq_len"] = packed
-    else:
-        unknown.append(f"pack_max_length {_word(packed)}")
-    ratio = shards.get("recompute_ratio", 1.0)
-    layers = len(load_model(name).layers) if name else 0
-    if isinstance(ratio, int | float):
-        partly = f"full:{round(ratio * layers)}" if layers else "full"
-        fields["recompute"] = "full" if ratio >= 1.0 else "none" if ratio <= 0.0 else partly
-    fields["compile"] = (model.get("compile_cfg") is not False) and shards.get("torch_compile") is not False
-    optimizer = _kind(own.get("optim_cfg"))
-    fields["optimizer"] = "muon" if "Muon" in optimizer else "adam"
-    if not optimizer.startswith(("AdamW", "Muon")):
-        unknown.append(f"optim_cfg {optimizer}")
-    mode = settings_of(own.get("loss_cfg")).get("mode")
-    if mode == "chunk":
-        fields["loss"] = "fused"
-    group = shards.get("hsdp_sharding_size")
-    if isinstance(group, int):
-        fields["shard_group"] = group
-    for part, words in XTUNER_SETTINGS.items():
-        if isinstance(own.get(part), Unread):
-            unknown.append(f"{part} {_word(own[part])}")
-        values = settings_of(own.get(part))
-        unknown += [
-            f"{part}.{word} {_word(values[word])}"
-            for word in words
-            if isinstance(values.get(word), Unread | CallResult)
-        ]
-    unknown += [f"fsdp_cfg.{word}" for word in ("cpu_offload", "fp32_lm_head") if shards.get(word) is True]
-    unknown += [f"model_cfg.{word}" for word in ("float8_cfg", "mtp_config") if model.get(word) is not None]
-    return Native("fsdp", fields, name or None, tuple(unknown), where)

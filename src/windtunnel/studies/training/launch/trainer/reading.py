@@ -22,7 +22,7 @@ from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.studies.training.launch import accelerate, deepspeed
 from windtunnel.studies.training.launch.job_file import NO_EFFECT, Native, file_beside
 from windtunnel.studies.training.launch.megatron.reading import Arguments, shell_words
-from windtunnel.studies.training.launch.recipes.python_text import parsed
+from windtunnel.studies.training.launch.recipes.python_values import parsed
 from windtunnel.studies.training.launch.trainer import dialects
 
 Settings = Mapping[str, object]
