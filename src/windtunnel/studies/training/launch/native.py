@@ -2,7 +2,8 @@
 
 `.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a recipe (`file.py:name`) or a script of Hugging Face's Trainer;
 YAML is the Trainer's where it has that one's batch, Accelerate's, Primus' or GPT-NeoX's by their own keys, else a plan;
-a shell script or a list of arguments (`.sh`, `.args`, `.txt`) is the Trainer's or Megatron-Core's; a log (`.log`,
+a shell script or a list of arguments (`.sh`, `.args`, `.txt`) is the Trainer's, Megatron-Core's, or starts a recipe
+of Megatron-Bridge; a log (`.log`,
 `.out`, `.txt`) is of the job whose arguments Megatron-LM printed into it. Reads are bounded (`files/`).
 """
 
@@ -23,6 +24,7 @@ from windtunnel.studies.training.launch.job_file import Native
 from windtunnel.studies.training.launch.megatron import log as megatron_log
 from windtunnel.studies.training.launch.megatron import reading as megatron_reading
 from windtunnel.studies.training.launch.megatron import writing as megatron
+from windtunnel.studies.training.launch.recipes import launch_line
 from windtunnel.studies.training.launch.recipes import reading as recipes
 from windtunnel.studies.training.launch.trainer import reading as trainer
 
@@ -95,8 +97,11 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
             remedy = "name the launch file or the model, and give the log with --log"
             raise InputFileError(where, "is a log without the arguments that Megatron-LM prints", remedy)
     text = read_text(path, PLAN, ARGUMENTS_BYTES_MOST)
-    of_trainer = trainer.settings_of(path) is not None
-    native = trainer.read(path, n_gpus) if of_trainer else megatron_reading.read(text, n_gpus, where)
+    if launch_line.is_launch_line(text):
+        native = launch_line.read(text, n_gpus, where)
+    else:
+        of_trainer = trainer.settings_of(path) is not None
+        native = trainer.read(path, n_gpus) if of_trainer else megatron_reading.read(text, n_gpus, where)
     return _with_segments(native, text)
 
 

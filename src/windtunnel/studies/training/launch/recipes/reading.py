@@ -92,11 +92,17 @@ def _framework(tree: ast.Module) -> str:
 
 def read(path: str | Path, recipe: str, n_gpus: int) -> Native:
     """The job of a recipe, on so many GPUs. Raises InputFileError or SpecError."""
+    configuration, assumed = configuration_of(path, recipe)
+    where = str(path) if not recipe else f"{path}:{recipe}"
+    return native_of(configuration, framework_of(path), n_gpus, where, recipe, assumed)
+
+
+def configuration_of(path: str | Path, recipe: str) -> tuple[CallResult, list[str]]:
+    """What a recipe makes, and what was taken for granted on the way. Raises InputFileError or SpecError."""
     module = module_of(Path(path), Path(path))
     framework = _framework(module.tree)
     configuration = trainer_config(module) if framework == XTUNER else _make(module, framework, recipe)
-    where = str(path) if not recipe else f"{path}:{recipe}"
-    return native_of(configuration, framework, n_gpus, where, recipe, module.budget.assumed)
+    return configuration, module.budget.assumed
 
 
 def native_of(

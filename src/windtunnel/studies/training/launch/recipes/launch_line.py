@@ -1,0 +1,216 @@
+"""A launch line of Megatron-Bridge's performance scripts, as a plan: a recipe by its words, and what overrides it.
+
+    python scripts/performance/setup_experiment.py -m llama -mr llama3_70b -ng 64 -g h100 -c fp8_cs -gb 256
+
+names the recipe `llama3_70b_pretrain_64gpu_h100_fp8cs_config`, which is followed where a checkout lies beside the file
+(`perf_recipes`, 0.5); where it has none of so many GPUs, that of the most stands for it, its batch by replicas. Without
+a checkout the line alone counts, and has to state its layout and batch; what all of these recipes set is set. Words
+such as `model.context_parallel_size=2` override too. Read off Megatron-Bridge 0.2 to 0.5 (`argument_parser.py`,
+`utils/overrides.py`, `utils/utils.py` of `scripts/performance`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.errors import SpecError
+from windtunnel.files.bytes import read_text
+from windtunnel.physics.model.catalogue import catalogued
+from windtunnel.studies.training.launch.job_file import Native, file_beside
+from windtunnel.studies.training.launch.megatron.reading import Arguments, shell_words
+from windtunnel.studies.training.launch.recipes import reading
+from windtunnel.studies.training.launch.recipes.python_text import BYTES_MOST
+from windtunnel.studies.training.launch.recipes.python_values import GIVE, LIBRARY, CallResult, settings_of
+
+PROGRAM_NAME = r"\b(?:\w+_)?(?:setup_experiment|run_script|run_recipe)\.py\b"
+PROGRAM = re.compile(rf"(?m)^[^#\n]*{PROGRAM_NAME}")
+NAMED = re.compile(r"\s(?:--model_recipe_name|-mr|--model_size|-s)[\s=]")
+RECIPES = Path("src/megatron/bridge/perf_recipes")
+SHORT = {
+    "-m": "--model_family_name", "-mr": "--model_recipe_name", "-s": "--model_size", "-ng": "--num_gpus",
+    "-g": "--gpu", "-c": "--compute_dtype", "-gb": "--global_batch_size", "-mb": "--micro_batch_size",
+    "-sl": "--seq_length", "-tp": "--tensor_model_parallel_size", "-pp": "--pipeline_model_parallel_size",
+    "-cp": "--context_parallel_size", "-vp": "--virtual_pipeline_model_parallel_size",
+    "-ep": "--expert_model_parallel_size", "-et": "--expert_tensor_parallel_size", "-rl": "--recompute_num_layers",
+    "-ol": "--activation_offload_layers", "-gn": "--gpus_per_node", "-cv": "--config_variant",
+}  # fmt: skip
+SIZES = {  # an option, and the part and the attribute that it sets
+    **{
+        f"--{name.replace('_', '-')}": ("model", name)
+        for name in (
+            "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+            "virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+            "num_layers", "hidden_size", "num_moe_experts",
+        )
+    },
+    "--global-batch-size": ("train", "global_batch_size"), "--micro-batch-size": ("train", "micro_batch_size"),
+    "--seq-length": ("model", "seq_length"),
+}  # fmt: skip
+NEEDED = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")  # beside batch and length, which flags give
+PRECISIONS = {
+    "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_ds": "bf16_with_fp8_mixed",
+    "fp8_mx": "bf16_with_mxfp8_mixed", "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}  # fmt: skip
+IDLE = re.compile(  # settings of the launcher, of profiles and of data: no step hangs on them
+    r"--(domain|model-family|gpu$|gpus-per|num-gpus|nemo|detach|max-|dryrun|distributed|lr|min-lr|warmup|pretrained|save|"
+    r"load|most-recent|data|c4|index|head-only|diffusion|tokenizer|vocab|hf|offline|account|partition|time|preempt|"
+    r"container|custom|env|gres|additional|packager|enable|csp|kubeflow|export|pytorch-prof|profil|record|nsys|nccl|"
+    r"deterministic|wandb|log|serviceaccount|nodes$|nnodes|nproc|node-rank|rdzv|master|no-python|cpunodebind|membind|"
+    r"sample|capture|kill|force|session|cuda-event|golden|skip|timing|convergence|correlation|memory-thr|eval|use-recipes)"
+)
+IMAGE = re.compile(r"nvcr\.io/nvidia/nemo:(2[5-9]\.\d\d(?:\.\d\d)?)\b")  # its release
+OVERRIDE = re.compile(r"(?:\+{0,2})([a-z]\w*(?:\.\w+)+)=(.*)")
+
+
+def is_launch_line(text: str) -> bool:
+    """Whether a script starts one of Megatron-Bridge's performance scripts."""
+    return PROGRAM.search(text) is not None and NAMED.search(text) is not None
+
+
+def read(text: str, n_gpus: int, where: str) -> Native:
+    """The job of a launch line, on so many GPUs. Raises InputFileError or SpecError."""
+    words = _words(text, where)
+    line = Arguments(words, where)
+    older = filter(None, (line.word("--model-name"), line.word("--model-size")))
+    name = line.word("--model-recipe-name") or "_".join(older)
+    task = (line.word("--task") or "pretrain").replace("lora", "peft")
+    precision = line.word("--compute-dtype", "bf16") or "bf16"
+    if precision == "fp8":  # 0.1
+        precision = f"fp8_{line.word('--fp8-recipe', 'ds')}"
+    if precision not in PRECISIONS:
+        raise SpecError("--compute_dtype", precision, f"give one of {', '.join(PRECISIONS)}", where)
+    variant = (line.word("--config-variant") or "").lower().removeprefix("v1").removeprefix("v2")
+    gpu = (line.word("--gpu") or "").lower()
+    ends = "_".join(filter(None, (gpu, precision.replace("_", ""), variant, "config")))
+    path, recipe, gpus = _recipe(Path(where), f"{name}_{task}_", f"gpu_{ends}", n_gpus)
+    assumed: list[str] = []
+    if path is None:
+        missing = [option for option in NEEDED if option not in line.options]
+        if missing:
+            options = ", ".join(f"--{option.strip('-').replace('-', '_')}" for option in missing)
+            remedy = f"put the file into a checkout of Megatron-Bridge that has {RECIPES}, or give {options}"
+            raise SpecError("recipe", f"{name}_{task}_{n_gpus}gpu_{ends}", remedy, where)
+        configuration = _plain(name, precision, line)
+        assumed = [f"the recipe of {name}, which no checkout beside it has: the line and what all recipes set count"]
+    else:
+        configuration, assumed = reading.configuration_of(path, recipe)
+        _scale_batch(configuration, gpus, n_gpus)
+    _override(configuration, line, words)
+    assumed += [option for option in line.unread() if not IDLE.match(option)]
+    native = reading.native_of(configuration, reading.BRIDGE, n_gpus, where, recipe or f"{name}_{task}_", assumed)
+    stated = "global_batch_size" in settings_of(configuration.values["train"])
+    fields = {word: own for word, own in native.fields.items() if stated or word != "global_batch"}
+    image = IMAGE.search(text)
+    return replace(native, fields=fields | ({"release": f"bridge-{image[1]}"} if image else {}))
+
+
+def _words(text: str, where: str) -> list[str]:
+    """The words behind the program, options by their long names."""
+    words = shell_words(text, where)
+    begins = next((at for at, word in enumerate(words) if re.search(PROGRAM_NAME, word)), 0)
+    pairs = zip(words[begins:], [*words[begins + 1 :], ""], strict=True)
+    return [SHORT.get(word, word) if word != "-c" or " " not in value else word for word, value in pairs]  # python -c
+
+
+def _recipe(where: Path, begins: str, ends: str, n_gpus: int) -> tuple[Path | None, str, int]:
+    """The file, name and GPUs of the recipe in the checkout beside a file: of so many GPUs, else of the most."""
+    package = file_beside(where, RECIPES / "__init__.py")
+    if package is None:
+        return None, "", 0
+    pattern = rf"(?m)^def ({re.escape(begins)}(\d{{1,6}}){re.escape(ends)})\("
+    choices = [
+        (int(gpus), name, path)
+        for path in sorted(package.parent.glob("*/*/*.py"))
+        for name, gpus in re.findall(pattern, read_text(path, GIVE, BYTES_MOST))
+    ]
+    if not choices:
+        return None, "", 0
+    gpus, name, path = max(choices, key=lambda choice: (choice[0] == n_gpus, choice[0]))
+    return path, name, gpus
+
+
+def _plain(name: str, precision: str, line: Arguments) -> CallResult:
+    """A configuration as the performance recipes make theirs, without what is one recipe's own."""
+    sharded = {"use_distributed_optimizer": True}
+    tp = line.count("--tensor-model-parallel-size", 1)
+    return CallResult(
+        "ConfigContainer",
+        values={
+            "model": CallResult("Provider", [catalogued(name)], {"sequence_parallel": tp > 1}),
+            "train": CallResult("TrainingConfig"),
+            "ddp": CallResult("DistributedDataParallelConfig", values=dict(sharded)),
+            "optimizer": CallResult("OptimizerConfig", values=dict(sharded)),
+            "mixed_precision": CallResult(PRECISIONS[precision], values={"grad_reduce_in_fp32": False}),
+            "comm_overlap": CallResult("CommOverlapConfig", values={"tp_comm_overlap": tp > 1}),
+        },
+    )
+
+
+def _scale_batch(configuration: CallResult, gpus: int, n_gpus: int) -> None:
+    """A recipe's batch for another number of GPUs: as many sequences a replica."""
+    values = settings_of(configuration.values.get("train"))
+    batch = values.get("global_batch_size")
+    if isinstance(batch, int) and isinstance(values, dict) and gpus != n_gpus:
+        values["global_batch_size"] = max(1, batch * n_gpus // gpus)
+
+
+def _override(configuration: CallResult, line: Arguments, words: list[str]) -> None:
+    """What the line says, as the attributes that it sets; each is understood. Raises SpecError."""
+    parts = {
+        word: part if isinstance(part := configuration.values.get(word), CallResult) else CallResult(word.title())
+        for word in ("model", "train", "ddp", "comm_overlap")
+    }
+    configuration.values |= parts
+    model = parts["model"].values
+    for option, (part, name) in SIZES.items():
+        if line.word(option) in (None, "-1"):
+            continue
+        parts[part].values[name] = None if line.word(option) == "None" else line.number(option)
+        if name == "tensor_model_parallel_size":
+            model["sequence_parallel"] = line.count(option, 1) > 1
+        if name == "pipeline_model_parallel_size" and model.get("pipeline_model_parallel_layout") is not None:
+            model["pipeline_model_parallel_layout"] = None  # that of the recipe is for its own
+    if layout := line.word("--pipeline-model-parallel-layout"):
+        model["pipeline_model_parallel_layout"] = layout
+    if layers := line.number("--activation-offload-layers"):
+        model |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
+    if layers := line.number("--recompute-num-layers"):
+        model |= {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": layers}
+    if modules := _listed(line, "--recompute-modules"):
+        model |= {"recompute_granularity": "selective", "recompute_modules": modules}
+    if impl := line.word("--cuda-graph-impl"):
+        model["cuda_graph_impl"] = impl
+    if scope := _listed(line, "--cuda-graph-scope"):
+        model["cuda_graph_scope"] = scope
+    model |= LIBRARY["apply_flex_dispatcher_backend"](line.word("--moe-flex-dispatcher-backend"))
+    if line.on("--moe-a2a-overlap"):
+        parts["comm_overlap"].values["overlap_moe_expert_parallel_comm"] = True
+    if line.on("--use-megatron-fsdp"):
+        parts["ddp"].values |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+    if kind := line.word("--optimizer-type"):
+        model["optimizer"] = "dist_muon" if kind == "muon" else kind
+    for word in words:
+        if matched := OVERRIDE.fullmatch(word):
+            _set(configuration, matched[1].split("."), matched[2])
+
+
+def _listed(line: Arguments, option: str) -> list[str]:
+    words = [word.strip("[]'\" ") for text in line.words(option) for word in text.split(",")]
+    return [word for word in words if word and word != "None"]
+
+
+def _set(configuration: CallResult, names: list[str], text: str) -> None:
+    """`model.context_parallel_size=2`: an attribute of a part of the configuration."""
+    part: object = configuration
+    for name in names[:-1]:
+        part = part.values.get(name) if isinstance(part, CallResult) else None
+    if isinstance(part, CallResult):
+        try:
+            value = ast.literal_eval({"null": "None", "true": "True", "false": "False"}.get(text, text))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            value = text
+        part.values[names[-1]] = list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,114 @@
+"""Launch lines of Megatron-Bridge's performance scripts: the recipe that they name, and what they override."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import SpecError
+from windtunnel.studies.training.launch import Native, read_native
+
+LINE = "python scripts/performance/setup_experiment.py -a me -p batch -m llama -mr llama3_70b -g h100 -c fp8_cs"
+RECIPE = """
+from megatron.bridge import AutoBridge
+from megatron.bridge.perf_recipes._common import ConfigContainer, _perf_precision, set_cuda_graph_modules
+
+def llama3_70b_pretrain_64gpu_h100_fp8cs_config():
+    cfg = ConfigContainer(train=TrainingConfig(), ddp=DDP(use_distributed_optimizer=True))
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-70B").to_megatron_provider()
+    cfg.mixed_precision = _perf_precision("fp8_cs")
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.model.pipeline_model_parallel_size = 8
+    cfg.model.virtual_pipeline_model_parallel_size = 5
+    cfg.model.pipeline_model_parallel_layout = "Et*2|(t*2|)*38,t*2L"
+    cfg.model.sequence_parallel = True
+    cfg.model.seq_length = 8192
+    cfg.train.global_batch_size = 128
+    cfg.train.micro_batch_size = 1
+    set_cuda_graph_modules(cfg.model, ["attn"])
+    return cfg
+
+def llama3_70b_pretrain_32gpu_h100_fp8cs_config():
+    cfg = llama3_70b_pretrain_64gpu_h100_fp8cs_config()
+    cfg.model.pipeline_model_parallel_size = 4
+    return cfg
+"""
+COMMON = """
+def _perf_precision(dtype):
+    if dtype == "fp8_cs":
+        return bf16_with_fp8_current_scaling_mixed(grad_reduce_in_fp32=False)
+    return bf16_mixed()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe's imports are looked for up to the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def job_of(folder: Path, line: str, n_gpus: int = 64, *, checkout: bool = True) -> Native:
+    """The job of a line in a folder, with or without a checkout."""
+    if checkout:
+        package = folder / "src/megatron/bridge/perf_recipes"
+        (package / "llama/h100").mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "_common.py").write_text(COMMON)
+        (package / "llama/h100/llama3.py").write_text(RECIPE)
+    (folder / "run.sh").write_text(f"#!/bin/bash\n{line}\n")
+    return read_native(folder / "run.sh", n_gpus)
+
+
+def test_a_line_is_the_recipe_that_it_names(tmp_path: Path) -> None:
+    job = job_of(tmp_path, f"{LINE} -ng 64")
+    assert job.model == "llama-3-70b"
+    assert job.unknown == ()
+    expected = {"tp": 4, "pp": 8, "virtual_stages": 5, "global_batch": 128, "seq_len": 8192, "zero_stage": 1}
+    assert expected.items() <= job.fields.items()
+    assert job.fields["layers_per_stage"] == (2,) * 40
+    assert job.fields["precision"] == "fp8-current"
+    assert job.fields["gradient_dtype"] == "bf16"
+
+
+@pytest.mark.parametrize(("n_gpus", "pp", "batch"), [(32, 4, 128), (256, 8, 512), (48, 8, 96)])
+def test_the_recipe_of_so_many_gpus_or_that_of_the_most_with_its_batch_by_replicas(
+    tmp_path: Path, n_gpus: int, pp: int, batch: int
+) -> None:
+    """128 sequences on 64 GPUs are 512 on 256; a recipe of 32 GPUs keeps the 128 that it states."""
+    fields = job_of(tmp_path, LINE, n_gpus).fields
+    assert (fields["pp"], fields["global_batch"]) == (pp, batch)
+
+
+def test_what_the_line_says_wins(tmp_path: Path) -> None:
+    line = (
+        f"{LINE} -tp 2 --pipeline_model_parallel_size 4 -vp None -gb 256 --recompute_num_layers 3 --nccl_ub true "
+        "-i nvcr.io/nvidia/nemo:26.04 model.context_parallel_size=2 --some_new_switch 7"
+    )
+    job = job_of(tmp_path, line)
+    expected = {"tp": 2, "pp": 4, "cp": 2, "global_batch": 256, "recompute": "full:3", "release": "bridge-26.04"}
+    assert expected.items() <= job.fields.items()
+    assert not {"layers_per_stage", "virtual_stages"} & job.fields.keys()  # those of the recipe were for 8 stages
+    assert job.unknown == ("--some-new-switch 7",)
+
+
+def test_without_a_checkout_the_line_counts_and_has_to_state_its_layout(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"checkout of Megatron-Bridge .* --tensor_model_parallel_size"):
+        job_of(tmp_path, LINE, checkout=False)
+    job = job_of(tmp_path, f"{LINE} -tp 2 -pp 1 -mb 2 && python -c 'import sys'", checkout=False)
+    assert job.model == "llama-3-70b"
+    expected = {"tp": 2, "micro_batch": 2, "precision": "fp8-current", "zero_stage": 1, "sequence_parallel": True}
+    assert expected.items() <= job.fields.items()
+    assert "global_batch" not in job.fields  # asked for: nobody has stated it
+    assert any("no checkout" in word for word in job.unknown)
+
+
+@pytest.mark.parametrize("spelling", ["--model_name llama3 --model_size 70b", "--model_recipe_name=llama3_70b"])
+def test_older_and_longer_spellings_name_the_same(tmp_path: Path, spelling: str) -> None:
+    line = LINE.replace("-mr llama3_70b", spelling).replace("-c fp8_cs", "--compute_dtype fp8 --fp8_recipe cs")
+    assert job_of(tmp_path, line).fields["pp"] == 8
+
+
+def test_a_number_format_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"--compute_dtype = 'fp6'.*fp8_mx"):
+        job_of(tmp_path, LINE.replace("fp8_cs", "fp6"))
