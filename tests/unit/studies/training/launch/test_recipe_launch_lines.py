@@ -109,6 +109,33 @@ def test_older_and_longer_spellings_name_the_same(tmp_path: Path, spelling: str)
     assert job_of(tmp_path, line).fields["pp"] == 8
 
 
+@pytest.mark.parametrize(
+    ("words", "pp"),
+    [
+        ("--recipe llama3_70b_pretrain_32gpu_h100_fp8cs_config", 4),
+        ("--recipe llama3_70b_pretrain_config --mode pretrain", 8),
+        ("--model llama3_70b --mode pretrain --nodes 8", 8),
+    ],
+)
+def test_a_recipe_by_its_own_or_its_exported_name(tmp_path: Path, words: str, pp: int) -> None:
+    package = tmp_path / "src/megatron/bridge/recipes/llama"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    exported = "    llama3_70b_pretrain_64gpu_h100_fp8cs_config as llama3_70b_pretrain_config,\n"
+    (package / "llama3.py").write_text(f"from megatron.bridge.perf_recipes.llama.h100.llama3 import (\n{exported})\n")
+    assert job_of(tmp_path, f"./scripts/training/train.sh {words}").fields["pp"] == pp
+
+
+def test_a_recipe_that_no_checkout_has(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"recipe = 'gpt9_config'.*checkout"):
+        job_of(tmp_path, "scripts/training/train.sh --recipe gpt9_config -tp 2 -pp 2")
+
+
+def test_a_script_of_another_project_is_not_taken_for_one(tmp_path: Path) -> None:
+    line = "torchrun run_script.py -s 7 --tensor-model-parallel-size 2 --global-batch-size 8"
+    assert job_of(tmp_path, line, checkout=False).fields["tp"] == 2
+
+
 def test_a_number_format_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"--compute_dtype = 'fp6'.*fp8_mx"):
         job_of(tmp_path, LINE.replace("fp8_cs", "fp6"))

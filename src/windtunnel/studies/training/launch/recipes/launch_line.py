@@ -1,18 +1,20 @@
-"""A launch line of Megatron-Bridge's performance scripts, as a plan: a recipe by its words, and what overrides it.
+"""A launch line of Megatron-Bridge's scripts, as a plan: the recipe that its words name, and what overrides it.
 
     python scripts/performance/setup_experiment.py -m llama -mr llama3_70b -ng 64 -g h100 -c fp8_cs -gb 256
+    scripts/training/train.sh --recipe llama3_70b_pretrain_64gpu_h100_fp8cs_config --nodes 8
 
-names the recipe `llama3_70b_pretrain_64gpu_h100_fp8cs_config`, which is followed where a checkout lies beside the file
-(`perf_recipes`, 0.5); where it has none of so many GPUs, that of the most stands for it, its batch by replicas. Without
-a checkout the line alone counts, and has to state its layout and batch; what all of these recipes set is set. Words
-such as `model.context_parallel_size=2` override too. Read off Megatron-Bridge 0.2 to 0.5 (`argument_parser.py`,
-`utils/overrides.py`, `utils/utils.py` of `scripts/performance`).
+The recipe (here the same) is followed where a checkout lies beside the file; where it has none of so many GPUs, that
+of the most stands for it, its batch by replicas. Without a checkout a line of the first kind counts alone, and has to
+state its layout; what all of these recipes set is set. Words such as `model.context_parallel_size=2` override too. Read
+off Megatron-Bridge 0.2 to 0.5 (`scripts/performance`: `argument_parser.py`, `utils/overrides.py`, `utils/utils.py`;
+`scripts/training`).
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +27,13 @@ from windtunnel.studies.training.launch.recipes import reading
 from windtunnel.studies.training.launch.recipes.python_text import BYTES_MOST
 from windtunnel.studies.training.launch.recipes.python_values import GIVE, LIBRARY, CallResult, settings_of
 
-PROGRAM_NAME = r"\b(?:\w+_)?(?:setup_experiment|run_script|run_recipe)\.py\b"
+PROGRAM_NAME = r"(?:\b(?:\w+_)?(?:setup_experiment|run_script|run_recipe)\.py|scripts/training/train\.sh)\b"
 PROGRAM = re.compile(rf"(?m)^[^#\n]*{PROGRAM_NAME}")
-NAMED = re.compile(r"\s(?:--model_recipe_name|-mr|--model_size|-s)[\s=]")
-RECIPES = Path("src/megatron/bridge/perf_recipes")
+NAMED = (  # what names a recipe: all words of one of these
+    (r"\s(?:--model_recipe_name|-mr)[\s=]",), (r"\s--model_name[\s=]", r"\s(?:--model_size|-s)[\s=]"),
+    (r"\s--recipe[\s=]\w+_config\b",), (r"scripts/training/", r"\s--model[\s=]", r"\s--mode[\s=]"),
+)  # fmt: skip
+BRIDGE, RECIPES = Path("src/megatron/bridge"), "perf_recipes"
 SHORT = {
     "-m": "--model_family_name", "-mr": "--model_recipe_name", "-s": "--model_size", "-ng": "--num_gpus",
     "-g": "--gpu", "-c": "--compute_dtype", "-gb": "--global_batch_size", "-mb": "--micro_batch_size",
@@ -67,41 +72,40 @@ OVERRIDE = re.compile(r"(?:\+{0,2})([a-z]\w*(?:\.\w+)+)=(.*)")
 
 
 def is_launch_line(text: str) -> bool:
-    """Whether a script starts one of Megatron-Bridge's performance scripts."""
-    return PROGRAM.search(text) is not None and NAMED.search(text) is not None
+    """Whether a script starts one of Megatron-Bridge's scripts with a recipe."""
+    return PROGRAM.search(text) is not None and any(all(re.search(word, text) for word in words) for words in NAMED)
 
 
 def read(text: str, n_gpus: int, where: str) -> Native:
     """The job of a launch line, on so many GPUs. Raises InputFileError or SpecError."""
     words = _words(text, where)
     line = Arguments(words, where)
-    older = filter(None, (line.word("--model-name"), line.word("--model-size")))
-    name = line.word("--model-recipe-name") or "_".join(older)
-    task = (line.word("--task") or "pretrain").replace("lora", "peft")
-    precision = line.word("--compute-dtype", "bf16") or "bf16"
-    if precision == "fp8":  # 0.1
-        precision = f"fp8_{line.word('--fp8-recipe', 'ds')}"
-    if precision not in PRECISIONS:
-        raise SpecError("--compute_dtype", precision, f"give one of {', '.join(PRECISIONS)}", where)
-    variant = (line.word("--config-variant") or "").lower().removeprefix("v1").removeprefix("v2")
-    gpu = (line.word("--gpu") or "").lower()
-    ends = "_".join(filter(None, (gpu, precision.replace("_", ""), variant, "config")))
-    path, recipe, gpus = _recipe(Path(where), f"{name}_{task}_", f"gpu_{ends}", n_gpus)
+    whole = line.word("--recipe")
+    mode = line.word("--mode", "pretrain")
+    if stem := line.word("--model"):
+        whole = f"{stem}_{'peft' if mode in ('lora', 'dora') else mode}_config"
+    name, ends, precision = _selected(line, where)
+    if whole:
+        place, ends = _exported(Path(where), whole), whole
+    else:
+        place = _tuned(Path(where), name, ends, n_gpus)
     assumed: list[str] = []
-    if path is None:
-        missing = [option for option in NEEDED if option not in line.options]
+    if place is None:
+        missing = [option for option in NEEDED if whole or option not in line.options]
         if missing:
             options = ", ".join(f"--{option.strip('-').replace('-', '_')}" for option in missing)
-            remedy = f"put the file into a checkout of Megatron-Bridge that has {RECIPES}, or give {options}"
-            raise SpecError("recipe", f"{name}_{task}_{n_gpus}gpu_{ends}", remedy, where)
+            remedy = f"put the file into a checkout of Megatron-Bridge that has {BRIDGE / RECIPES}"
+            remedy += "" if whole else f", or give {options}"
+            raise SpecError("recipe", whole or f"{name}{n_gpus}{ends}", remedy, where)
         configuration = _plain(name, precision, line)
-        assumed = [f"the recipe of {name}, which no checkout beside it has: the line and what all recipes set count"]
+        assumed = ["the recipe itself, which no checkout beside it has: the line and what all recipes set count"]
     else:
-        configuration, assumed = reading.configuration_of(path, recipe)
-        _scale_batch(configuration, gpus, n_gpus)
+        configuration, assumed = reading.configuration_of(*place)
+        tuned = re.search(r"_(\d+)gpu_", place[1]) if RECIPES in place[0].parts else None
+        _scale_batch(configuration, int(tuned[1]) if tuned else n_gpus, n_gpus)
     _override(configuration, line, words)
     assumed += [option for option in line.unread() if not IDLE.match(option)]
-    native = reading.native_of(configuration, reading.BRIDGE, n_gpus, where, recipe or f"{name}_{task}_", assumed)
+    native = reading.native_of(configuration, reading.BRIDGE, n_gpus, where, place[1] if place else name, assumed)
     stated = "global_batch_size" in settings_of(configuration.values["train"])
     fields = {word: own for word, own in native.fields.items() if stated or word != "global_batch"}
     image = IMAGE.search(text)
@@ -116,21 +120,50 @@ def _words(text: str, where: str) -> list[str]:
     return [SHORT.get(word, word) if word != "-c" or " " not in value else word for word, value in pairs]  # python -c
 
 
-def _recipe(where: Path, begins: str, ends: str, n_gpus: int) -> tuple[Path | None, str, int]:
-    """The file, name and GPUs of the recipe in the checkout beside a file: of so many GPUs, else of the most."""
-    package = file_beside(where, RECIPES / "__init__.py")
-    if package is None:
-        return None, "", 0
+def _selected(line: Arguments, where: str) -> tuple[str, str, str]:
+    """The name of a tuned recipe before and behind its number of GPUs, and the precision. Raises SpecError."""
+    older = filter(None, (line.word("--model-name"), line.word("--model-size")))
+    name = line.word("--model-recipe-name") or "_".join(older)
+    task = (line.word("--task") or "pretrain").replace("lora", "peft")
+    precision = line.word("--compute-dtype", "bf16") or "bf16"
+    if precision == "fp8":  # 0.1
+        precision = f"fp8_{line.word('--fp8-recipe', 'ds')}"
+    if precision not in PRECISIONS:
+        raise SpecError("--compute_dtype", precision, f"give one of {', '.join(PRECISIONS)}", where)
+    variant = (line.word("--config-variant") or "").lower().removeprefix("v1").removeprefix("v2")
+    gpu = (line.word("--gpu") or "").lower()
+    ends = "_".join(filter(None, (gpu, precision.replace("_", ""), variant, "config")))
+    return f"{name}_{task}_", f"gpu_{ends}", precision
+
+
+def _files(where: Path, *packages: str) -> Iterator[tuple[Path, str]]:
+    """The recipe files in the checkout beside a file, and their texts."""
+    for package in packages:
+        first = file_beside(where, BRIDGE / package / "__init__.py")
+        for path in sorted(first.parent.rglob("*.py")) if first else ():
+            yield path, read_text(path, GIVE, BYTES_MOST)
+
+
+def _tuned(where: Path, begins: str, ends: str, n_gpus: int) -> tuple[Path, str] | None:
+    """The file and name of a tuned recipe: of so many GPUs, else of the most."""
     pattern = rf"(?m)^def ({re.escape(begins)}(\d{{1,6}}){re.escape(ends)})\("
     choices = [
-        (int(gpus), name, path)
-        for path in sorted(package.parent.glob("*/*/*.py"))
-        for name, gpus in re.findall(pattern, read_text(path, GIVE, BYTES_MOST))
+        (int(gpus), name, path) for path, text in _files(where, RECIPES) for name, gpus in re.findall(pattern, text)
     ]
     if not choices:
-        return None, "", 0
-    gpus, name, path = max(choices, key=lambda choice: (choice[0] == n_gpus, choice[0]))
-    return path, name, gpus
+        return None
+    _, name, path = max(choices, key=lambda choice: (choice[0] == n_gpus, choice[0]))
+    return path, name
+
+
+def _exported(where: Path, name: str) -> tuple[Path, str] | None:
+    """The file and name of a recipe by the name that it is exported by, which may be another."""
+    word, other = re.escape(name), None
+    for path, text in _files(where, "recipes", RECIPES):
+        if re.search(rf"(?m)^def {word}\(", text):
+            return path, name
+        other = other or re.search(rf"\b(\w+) as {word}\b", text)
+    return _exported(where, other[1]) if other and other[1] != name else None
 
 
 def _plain(name: str, precision: str, line: Arguments) -> CallResult:
