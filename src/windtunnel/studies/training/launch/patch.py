@@ -23,6 +23,7 @@ from windtunnel.studies.training.launch import accelerate
 from windtunnel.studies.training.launch.job_file import Native, _leaves
 from windtunnel.studies.training.launch.megatron.reading import GRANULARITY, SWIFT, Arguments, shell_words
 from windtunnel.studies.training.launch.native import PLAN, plan_text, read_native
+from windtunnel.studies.training.launch.recipes import launch_line
 from windtunnel.studies.training.launch.recipes import reading as recipes
 from windtunnel.studies.training.launch.trainer import reading as trainer
 from windtunnel.studies.training.launch.trainer import writing as trainer_writing
@@ -77,8 +78,15 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         options = [_options(side) for side in (before_text, after_text)]
         if SWIFT.search(text):  # recomputes selectively unless told
             options = [{GRANULARITY: ["none"]} | each for each in options]
+        launched = launch_line.is_launch_line(text)
+        if launched:
+            options = [launch_line.own_options(each) for each in options]
+            changed = {name for name in {*options[0], *options[1]} if options[0].get(name) != options[1].get(name)}
+            if changed - {*launch_line.OPTIONS.values()}:
+                return ""
         micro, total = (int(options[1][name][0]) for name in ("--micro-batch-size", BATCH))
-        return _arguments(text, *options, batch_follows=micro * sides[1][1] == total)
+        follows = micro * sides[1][1] == total
+        return _arguments(text, *options, batch_follows=follows, between="_" if launched else "-")
     old, new = (_document(side, kind) for side in (before_text, after_text))
     own = dict(_leaves(_document(text, kind), ""))
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
@@ -193,9 +201,14 @@ def _options(text: str) -> dict[str, list[str]]:
 
 
 def _arguments(
-    text: str, old: Mapping[str, list[str]], new: Mapping[str, list[str]], *, batch_follows: bool = False
+    text: str,
+    old: Mapping[str, list[str]],
+    new: Mapping[str, list[str]],
+    *,
+    batch_follows: bool = False,
+    between: str = "-",
 ) -> str:
-    """`batch_follows`: without its option the global batch is the right one."""
+    """`batch_follows`: without its option the global batch is the right one; `between`: the words of a new option."""
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
     if BATCH in new and changed.intersection(BATCH_FOLLOWS) and _find(_option(BATCH), text) is None:
         changed = changed - {BATCH} if batch_follows else changed | {BATCH}
@@ -206,7 +219,7 @@ def _arguments(
         if name not in new:
             text = _without(text, name)
         elif there is None:
-            text = _added(text, name, new[name])
+            text = _added(text, "--" + name.removeprefix("--").replace("-", between), new[name])
         elif new[name]:
             text = _with_value(text, name, new[name])
     return text

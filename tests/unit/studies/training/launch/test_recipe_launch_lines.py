@@ -8,6 +8,7 @@ import pytest
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.training.launch import Native, read_native
+from windtunnel.studies.training.launch.patch import patch
 
 LINE = "python scripts/performance/setup_experiment.py -a me -p batch -m llama -mr llama3_70b -g h100 -c fp8_cs"
 RECIPE = """
@@ -129,6 +130,24 @@ def test_a_recipe_by_its_own_or_its_exported_name(tmp_path: Path, words: str, pp
 def test_a_recipe_that_no_checkout_has(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"recipe = 'gpt9_config'.*checkout"):
         job_of(tmp_path, "scripts/training/train.sh --recipe gpt9_config -tp 2 -pp 2")
+
+
+@pytest.mark.parametrize(
+    ("change", "added"),
+    [
+        ({"cp": 2, "dp": 1}, "--context_parallel_size 2"),
+        ({"virtual_stages": 10}, "--virtual_pipeline_model_parallel_size 10"),
+        ({"recompute": "full"}, ""),  # no option of these scripts
+    ],
+)
+def test_a_patch_is_in_the_options_of_these_scripts(tmp_path: Path, change: dict[str, object], added: str) -> None:
+    line = "python run_script.py -mr llama3_70b -g h100 --tensor_model_parallel_size 4 -pp 8 -gb 128 -sl 8192"
+    fields = dict(job_of(tmp_path, line, checkout=False).fields)
+    sides = ((fields, 2), ({**fields, **change}, int(str(change.get("dp", 2)))))
+    patched = patch(str(tmp_path / "run.sh"), *sides, 64, "llama-3-70b")
+    assert added in patched
+    assert bool(patched) == bool(added)
+    assert "--context-parallel" not in patched
 
 
 def test_a_script_of_another_project_is_not_taken_for_one(tmp_path: Path) -> None:

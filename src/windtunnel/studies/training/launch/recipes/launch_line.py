@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +54,10 @@ SIZES = {  # an option, and the part and the attribute that it sets
     "--global-batch-size": ("train", "global_batch_size"), "--micro-batch-size": ("train", "micro_batch_size"),
     "--seq-length": ("model", "seq_length"),
 }  # fmt: skip
+OPTIONS = {  # as Megatron-LM calls them, and as these scripts do
+    **{option: option for option in SIZES},
+    "--num-virtual-stages-per-pipeline-rank": "--virtual-pipeline-model-parallel-size",
+}
 NEEDED = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")  # beside batch and length, which flags give
 PRECISIONS = {
     "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_ds": "bf16_with_fp8_mixed",
@@ -74,6 +78,11 @@ OVERRIDE = re.compile(r"(?:\+{0,2})([a-z]\w*(?:\.\w+)+)=(.*)")
 def is_launch_line(text: str) -> bool:
     """Whether a script starts one of Megatron-Bridge's scripts with a recipe."""
     return PROGRAM.search(text) is not None and any(all(re.search(word, text) for word in words) for words in NAMED)
+
+
+def own_options(options: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Megatron-LM's options by the names of these scripts; how context parallelism exchanges is the recipe's."""
+    return {OPTIONS.get(name, name): words for name, words in options.items() if name != "--cp-comm-type"}
 
 
 def read(text: str, n_gpus: int, where: str) -> Native:
