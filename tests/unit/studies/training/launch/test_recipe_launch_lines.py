@@ -137,7 +137,9 @@ def test_a_recipe_that_no_checkout_has(tmp_path: Path) -> None:
     [
         ({"cp": 2, "dp": 1}, "--context_parallel_size 2"),
         ({"virtual_stages": 10}, "--virtual_pipeline_model_parallel_size 10"),
-        ({"recompute": "full"}, ""),  # no option of these scripts
+        ({"recompute": "full:3"}, "--recompute_num_layers 3"),
+        ({"recompute": "selective:norms"}, ""),  # modules go by commas there
+        ({"overlap_ep": True}, ""),
     ],
 )
 def test_a_patch_is_in_the_options_of_these_scripts(tmp_path: Path, change: dict[str, object], added: str) -> None:

@@ -57,7 +57,9 @@ SIZES = {  # an option, and the part and the attribute that it sets
 OPTIONS = {  # as Megatron-LM calls them, and as these scripts do
     **{option: option for option in SIZES},
     "--num-virtual-stages-per-pipeline-rank": "--virtual-pipeline-model-parallel-size",
+    "--recompute-num-layers": "--recompute-num-layers",
 }
+FOLLOW = ("--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type", "--recompute-granularity", "--recompute-method")
 NEEDED = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")  # beside batch and length, which flags give
 PRECISIONS = {
     "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_ds": "bf16_with_fp8_mixed",
@@ -81,8 +83,8 @@ def is_launch_line(text: str) -> bool:
 
 
 def own_options(options: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Megatron-LM's options by the names of these scripts; how context parallelism exchanges is the recipe's."""
-    return {OPTIONS.get(name, name): words for name, words in options.items() if name != "--cp-comm-type"}
+    """Megatron-LM's options by the names of these scripts, without what follows from others in them."""
+    return {OPTIONS.get(name, name): words for name, words in options.items() if name not in FOLLOW}
 
 
 def read(text: str, n_gpus: int, where: str) -> Native:
