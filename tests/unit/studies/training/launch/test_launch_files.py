@@ -406,3 +406,32 @@ def test_accelerates_processes_are_the_gpus_or_are_named(n_gpus: int, named: tup
     path = tmp_path / "c.yaml"
     path.write_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nnum_processes: 32\n")
     assert read_native(path, n_gpus).unknown == named
+
+
+@pytest.mark.parametrize("option", ["--tensor-model-parallel-size", "--context-parallel-size", "--micro-batch-size"])
+def test_a_size_of_zero_is_one_error(tmp_path: Path, option: str) -> None:
+    """It was a division by zero."""
+    (tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py --num-layers 2 {option} 0 --bf16\n")
+    with pytest.raises(SpecError, match=f"{option} = 0: give a whole number of at least 1"):
+        read_native(tmp_path / "run.sh", 8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers"),
+    [
+        ("Et*7|t*8|t*7L", (7, 8, 7)),
+        ("Et*2|(t*2|)*3,t*3|tmL", (2, 2, 2, 2, 3, 1)),
+        ("E|(tt|)*2mL", (0, 2, 2, 0)),
+    ],
+)
+def test_layouts_of_pipelines(tmp_path: Path, layout: str, layers: tuple[int, ...]) -> None:
+    (tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py --pipeline-model-parallel-layout '{layout}' --bf16\n")
+    assert read_native(tmp_path / "run.sh", 8).fields["layers_per_stage"] == layers
+
+
+@pytest.mark.parametrize("layout", ["Et*7|x", "((t)*2)*3", "(t)*999999", "t|" * 20_000])
+def test_what_a_layout_may_hold_besides_is_named(tmp_path: Path, layout: str) -> None:
+    (tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py --pipeline-model-parallel-layout '{layout}' --bf16\n")
+    job = read_native(tmp_path / "run.sh", 8)
+    assert "layers_per_stage" not in job.fields
+    assert any(word.startswith("--pipeline-model-parallel-layout") for word in job.unknown)

@@ -149,8 +149,10 @@ class Arguments:
         return int(text)
 
     def count(self, name: str, default: int) -> int:
-        """The same, where there is always a number."""
+        """The same, where there is always a number, of at least 1. Raises SpecError."""
         value = self.number(name, default)
+        if value == 0:
+            raise SpecError(name, 0, "give a whole number of at least 1", self.where)
         return default if value is None else value
 
     def unread(self) -> list[str]:
@@ -282,7 +284,9 @@ def _stages(layout: str) -> tuple[int, ...] | None:
 
     E: the embedding, L: the loss, m: a layer of multi-token prediction, which goes with the loss.
     """
-    written = re.sub(r"[\s,\"']", "", layout[:LAYOUT_MOST])
+    if len(layout) > LAYOUT_MOST:
+        return None
+    written = re.sub(r"[\s,\"']", "", layout)
     for inner, times in re.findall(r"\(([^()]*)\)\*(\d{1,3})", written):
         written = written.replace(f"({inner})*{times}", inner * int(times), 1)
     if len(written) > STAGES_MOST or not re.fullmatch(r"([ELmt](\*\d{1,4})?|\|)*", written):
