@@ -17,7 +17,8 @@ Flags = list[tuple[str, str | None]]  # in order; None: a switch
 
 SWITCHES = (
     *("--goodput", "--json", "--full", "--prefix-caching", "--no-prefix-caching"),
-    *("--chunked-prefill", "--no-chunked-prefill", "--help", "--help-all", "-h"),
+    *("--chunked-prefill", "--no-chunked-prefill", "--images", "--no-images", "--help"),
+    *("--help-all", "-h"),
 )
 RENAMED = {"--gpu-hour": "--price", "--requests-out": "--rows", "--jobs-out": "--rows", "--page": "--report"}
 LAYOUT = ("--tp", "--pp", "--dp", "--ep")

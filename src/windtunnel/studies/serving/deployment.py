@@ -41,6 +41,7 @@ class Deployment:
     gpu_memory_utilization: float | None = None
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
+    images: bool | None = None  # False: the vision tower of a checkpoint that has one is not loaded
     kv_tiers: str | None = None  # below the GPU's cache: host=200GB,disk=4TB@12GB/s,remote=20TB@6GB/s, of one replica
     lora: str | None = None  # adapters=100,rank=16,resident=8
     host_cpus: int | None = None  # that its processes share; None = one for each
@@ -68,7 +69,7 @@ class Deployment:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise SpecError(name, value, "give a text: host=200GB, or adapters=100,rank=16,resident=8")
-        for name in ("prefix_caching", "chunked_prefill"):
+        for name in ("prefix_caching", "chunked_prefill", "images"):
             value = getattr(self, name)
             if value not in (None, True, False):
                 raise SpecError(name, value, "must be true or false")

@@ -41,13 +41,13 @@ INTEGERS = {  # flag -> field of a deployment
     "max-model-len": "max_model_len", "context-length": "max_model_len", "max-num-seqs": "max_num_seqs",
     "max-running-requests": "max_num_seqs", "max-num-batched-tokens": "max_num_batched_tokens",
     "chunked-prefill-size": "max_num_batched_tokens", "block-size": "block_size", "page-size": "block_size",
-    "num-gpu-blocks-override": "num_gpu_blocks",
+    "num-gpu-blocks-override": "num_gpu_blocks", "ep": "moe_ep", "ep-size": "moe_ep", "expert-parallel-size": "moe_ep",
 }  # fmt: skip
 SHARES = {"gpu-memory-utilization": "gpu_memory_utilization", "mem-fraction-static": "gpu_memory_utilization"}
 SWITCHES: dict[str, tuple[str, bool]] = {
     "enable-prefix-caching": ("prefix_caching", True), "no-enable-prefix-caching": ("prefix_caching", False),
     "disable-radix-cache": ("prefix_caching", False), "enable-chunked-prefill": ("chunked_prefill", True),
-    "no-enable-chunked-prefill": ("chunked_prefill", False),
+    "no-enable-chunked-prefill": ("chunked_prefill", False), "language-model-only": ("images", False),
 }  # fmt: skip
 FORMATS = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 CACHES = {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
@@ -283,12 +283,12 @@ def _flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
             fields["dp_attention"] = True
         elif name in ("model", "model-path"):
             model = value
+        elif name.startswith("limit-mm-per-prompt") and re.search(r'image["\s]*:\s*0\b', f"{name}:{value}"):
+            fields["images"] = False
         elif name in INTEGERS:
             fields[INTEGERS[name]] = _integer(name, value)
         elif name in SHARES:
             fields[SHARES[name]] = _share(name, value)
-        elif name in ("ep", "ep-size", "expert-parallel-size"):
-            fields["moe_ep"] = _integer(name, value)
         elif name == "kv-cache-dtype":
             if value not in CACHES:
                 raise SpecError("--kv-cache-dtype", value, f"use one of {', '.join(CACHES)}")
@@ -345,8 +345,8 @@ def flags_of(deployment: Deployment) -> list[str]:
         value = getattr(deployment, name)
         if value is not None:
             flags.append(f"--{name.replace('_', '-')}={value}")
-    if deployment.kv == "fp8":
-        flags.append("--kv-cache-dtype=fp8")
+    flags += ["--kv-cache-dtype=fp8"] * (deployment.kv == "fp8")
+    flags += ["--language-model-only"] * (deployment.images is False)
     for name, flag in (("prefix_caching", "enable-prefix-caching"), ("chunked_prefill", "enable-chunked-prefill")):
         value = getattr(deployment, name)
         if value is not None:

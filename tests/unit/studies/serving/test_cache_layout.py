@@ -146,3 +146,25 @@ def test_sglang_runs_48_requests_with_drafts_where_nobody_gives_a_limit() -> Non
     assert engine_of(model, cluster, replace(drafts, max_num_seqs=200)).rules.max_num_seqs == 200
     assert engine_of(model, cluster, replace(drafts, speculative_tokens=0, acceptance=0.0)).rules.max_num_seqs == 1024
     assert engine_of(model, cluster, replace(drafts, engine="vllm-0.22")).rules.max_num_seqs == 1024
+
+
+def test_a_vision_tower_and_the_images_of_the_measured_step_leave_less_for_the_cache() -> None:
+    """Qwen3.6-35B-A3B-NVFP4 on H100 PCIe, vLLM 0.24, which prints 20.4 GiB of weights and 2,233,226 tokens.
+
+    Two images of 16,384 tokens are 131,072 patches, of 1,152 x 36 bytes each.
+    """
+    model, cluster = load_model("qwen3.5-35b-a3b"), parse_cluster("h100-pcie:1")
+    limits = {"max_model_len": 131_072, "max_num_batched_tokens": 32_768, "max_num_seqs": 32}
+    whole, text = (
+        engine_of(
+            model,
+            cluster,
+            Deployment(engine="vllm-0.24", weights="nvfp4", gpu_memory_utilization=0.9, images=images, **limits),
+        )
+        for images in (None, False)
+    )
+    assert whole.memory.weights - text.memory.weights == 2 * 446_571_248
+    assert whole.memory.weights / GIB == pytest.approx(20.4, rel=0.005)
+    assert whole.memory.activations == 131_072 * 1_152 * 36 > text.memory.activations
+    assert whole.cache_tokens == pytest.approx(2_233_226, rel=0.03)
+    assert text.cache_tokens > 1.1 * 2_233_226

@@ -269,6 +269,29 @@ def test_a_server_that_is_no_engine_of_nvidias_keeps_its_rules() -> None:
     assert submitted_rules(row, one, rules) == replace(rules, prefix_caching=False)
 
 
+@pytest.mark.parametrize("kind", ["mlperf_server", ""])
+def test_amds_submissions_run_attention_kernels_of_their_own(kind: str) -> None:
+    """Attention of a long prompt takes longer under vLLM as it comes; of a short one there is little."""
+    gpu = gpu_of("mi355x", 8).gpu
+    profile, one = load_engine("vllm-0.19"), Deployment(engine="vllm-0.19", tp=8)
+    if kind:
+        profile = submitted_profile(ServingRow({**OSS, "gpu": "mi355x", "kind": kind}), one, profile, gpu)
+    factors = [profile.on(gpu).prefill_attention_factor, profile.on(gpu_of("h100-sxm", 8).gpu).prefill_attention_factor]
+    assert factors == [1.0 if kind else 1.85, 1.0]
+    engine = engine_of(model_named("llama-3.1-70b", "llama"), gpu_of("mi355x", 8), one, profile=profile)
+    plain = engine_of(
+        model_named("llama-3.1-70b", "llama"),
+        gpu_of("mi355x", 8),
+        one,
+        profile=replace(profile.on(gpu), by_gpu=(), prefill_attention_factor=1.0),
+    )
+    longer = [
+        engine.times.mixed(0, 0, [(tokens, 0)], 1) / plain.times.mixed(0, 0, [(tokens, 0)], 1)
+        for tokens in (128, 65_536)
+    ]
+    assert longer == [1.0, 1.0] if kind else (longer[0] < 1.02 and 1.1 < longer[1] < 1.85)
+
+
 @pytest.mark.parametrize(("each", "count"), [("0.78", 400), ("12.5", 6400), ("", 5120)])
 def test_a_client_sends_as_many_prompts_as_its_page_says_also_where_slots_stay_empty(each: str, count: int) -> None:
     row = ServingRow({**OSS, "client": "", "concurrency": "512", "prompts_per_slot": each})

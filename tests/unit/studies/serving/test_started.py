@@ -11,7 +11,8 @@ import windtunnel
 from windtunnel.errors import SpecError
 from windtunnel.faces.mcp import answered
 from windtunnel.questions import read, spelled_out
-from windtunnel.studies.serving.manifests import parts_of
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.manifests import flags_of, parts_of
 
 LINE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 32768 --max-num-seqs 64"
 ASKED = {"cluster": "h100-sxm:2", "requests": {"prompt": 100, "output": 10, "requests": 9}, "load": {"rate": 2}}
@@ -103,3 +104,14 @@ def test_a_manifest_that_has_another_shape_is_one_error(text: str, tmp_path: Pat
     (tmp_path / "dynamo.yaml").write_text(f"apiVersion: v1\n{text}\n")
     with pytest.raises(SpecError, match="is no manifest as Kubernetes takes them"):
         spelled_out({**ASKED, "question": "serve", "model": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--language-model-only", "--limit-mm-per-prompt.image 0", """--limit-mm-per-prompt '{"image": 0, "video": 0}'"""],
+)
+def test_a_line_without_images_has_no_vision_tower(flag: str) -> None:
+    parts = parts_of(f"vllm serve Qwen/Qwen3.5-27B {flag} --max-num-seqs 8")
+    assert (parts.engine["images"], parts.engine["max_num_seqs"], parts.notes) == (False, 8, ())
+    assert "images" not in parts_of("""vllm serve Qwen/Qwen3.5-27B --limit-mm-per-prompt '{"image": 2}'""").engine
+    assert "--language-model-only" in flags_of(Deployment(images=False))

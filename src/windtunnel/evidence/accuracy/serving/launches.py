@@ -148,9 +148,13 @@ def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
 
 
 def submitted_profile(row: ServingRow, deployment: Deployment, profile: Profile, gpu: Gpu) -> Profile:
-    """A profile of a row of MLPerf, without captured graphs where its submission has none."""
+    """A profile of a row of MLPerf, without captured graphs where its submission has none.
+
+    AMD's submissions run attention kernels of their own, in 8 bits (AMD's post on v6.0), not what vLLM runs by itself.
+    """
     captures = _submission(row, deployment).get("graphs", True)
-    return of_source(row, profile if captures else profile.ungraphed(gpu))
+    used = of_source(row, profile if captures else profile.ungraphed(gpu))
+    return replace(used.on(gpu), by_gpu=(), prefill_attention_factor=1.0) if gpu.vendor == "amd" else used
 
 
 def submitted_rules(row: ServingRow, deployment: Deployment, rules: Rules) -> Rules:

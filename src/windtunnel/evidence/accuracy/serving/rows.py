@@ -4,8 +4,8 @@ One row is one deployment under one load: `mode` agg (one kind of replica) or di
 What a row leaves open is assumed, and said: numbers of workers (that match in rate), concurrency (16), the client
 (10 prompts per slot, fixed lengths). Measured columns may be empty: `ttft_ms`, `tpot_ms`, `d_output_tokens_per_s` (at
 full load, from the two) or `output_tokens_per_s` (as clients print it: of the whole run, until the last slot is empty).
-`warm_prompts`: so many of the run's first prompts were sent before, and their cache may be there (clients that run
-several loads with one seed).
+`images` = 0: a server that was started without its vision tower. `warm_prompts`: so many of the run's first prompts
+were sent before, and their cache may be there (clients that run several loads with one seed).
 """
 
 from __future__ import annotations
@@ -191,7 +191,12 @@ def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
     dense, routed = weights_of(row)
     kv = {"fp8": "fp8", "bf16": "bf16"}.get(row.text("kv_dtype").lower()[:4].rstrip("_"))
     deployment = Deployment(
-        engine=engine_named(row), weights=dense, expert_weights=routed, kv=kv, **layout(row, prefix)
+        engine=engine_named(row),
+        weights=dense,
+        expert_weights=routed,
+        kv=kv,
+        images=False if row.text("images") == "0" else None,
+        **layout(row, prefix),
     )
     pool, workers = row.whole_number(f"{prefix}gpus", 0), row.whole_number(f"{prefix}num_workers", 0)
     if not prefix or not row.number(f"{prefix}gpus") or not row.number(f"{prefix}num_workers"):

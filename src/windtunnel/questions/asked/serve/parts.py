@@ -96,6 +96,7 @@ class Engine(EngineName):
     block_size: Annotated[int | None, About("Tokens of a KV block.", ENGINE, least=1, rare=True)] = None
     prefix_caching: Annotated[bool | None, About("Keep prefixes for later requests.", ENGINE, rare=True)] = None
     chunked_prefill: Annotated[bool | None, About("Cut long prompts into chunks.", ENGINE, rare=True)] = None
+    images: Annotated[bool | None, About("Load a checkpoint's vision tower.", ENGINE, rare=True)] = None
     drafting: Annotated[NoDrafts | Drafts, OneOf(), About("", inside=True)] = field(default_factory=NoDrafts)
 
 

@@ -96,6 +96,7 @@ class Profile:
     draft_seqs: int = 0  # sequences of a replica that drafts where nobody says how many; 0: as of any other
     draft_reserved_bytes: float = 0.0  # with `static`: left beside everything where tokens are drafted
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
+    tower_bytes: float = 0.0  # held by the measured step's images, per patch and unit of the vision tower's width
     filter_bytes: float = 30.0  # moved per logit where tokens are drawn from the likeliest
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
     by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that says a field

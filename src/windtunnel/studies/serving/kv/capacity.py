@@ -4,7 +4,8 @@
                          MLA: layers x (latent + rotary) x bytes, on every tensor-parallel rank; behind an indexer in
                          8 bits with 4-byte scales for 128 numbers, rotary part in 16, and the indexer's keys as well
     capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM);
-                         activations: the step's layers, or what draws its tokens where that is more
+                         activations: the step's layers, or what draws its tokens where that is more, or the images
+                         of the measured step
                          (usable memory - reserved) x utilisation - weights (SGLang: activations and graphs lie in the
                          rest of the memory, from whose size it works out the utilisation itself)
                          (usable memory - weights - activations - reserved) x utilisation (TensorRT-LLM; activations
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 
 from windtunnel.physics.cost.inference.formats import MARLIN, WEIGHT_BYTES, marlin_sizes
 from windtunnel.physics.hardware.cluster import Cluster
-from windtunnel.physics.model.architecture import Attention, Layer, Model
+from windtunnel.physics.model.architecture import Attention, Layer, Model, Tower
 from windtunnel.physics.model.mixers import Compressed, Indexed
 from windtunnel.studies.serving.adapters import adapters_of, slot_bytes
 from windtunnel.studies.serving.deployment import Deployment
@@ -44,6 +45,7 @@ V4_BLOCK, V4_ALIGNED = 256, 576  # tokens of a block; bytes to which FlashMLA wa
 V4_PAGE, V4_WINDOW_SHARE = 128, 0.1  # SGLang's page of recent tokens, and its swa_full_tokens_ratio of this model
 V4_KEY, V4_INDEX = 584, 132  # bytes of a compressed key, and of an indexer's with its scale
 ALIGNED = 16  # tokens by which vLLM lengthens a block until a state has room in its page
+IMAGE_TOKENS = 16384  # of the largest image where images come in any size: Qwen's processors, 4,096 x 4,096 pixels
 ACTIVATIONS = 10.0  # bytes per token of the budget, times the widest row: what a layer holds at once, in 2 bytes
 
 
@@ -237,6 +239,16 @@ def _expert_workspace(model: Model, layer: Layer, deployment: Deployment, budget
     return budget * deployment.attn_dp * block.experts_per_token * (entering + leaving)
 
 
+def _images(tower: Tower, profile: Profile, budget: int) -> float:
+    """What the vision tower holds in the measured step: whole images, of as many tokens as the step or the largest.
+
+    vLLM: v1/worker/gpu_model_runner.py, profile_run; v1/core/encoder_cache_manager.py.
+    """
+    largest = tower.patches / tower.merge or IMAGE_TOKENS
+    images = max(1, budget // math.ceil(largest))
+    return profile.tower_bytes * tower.encoder.hidden_size * images * largest * tower.merge
+
+
 def _static_share(usable: float, deployment: Deployment, profile: Profile, tower: tuple[int, int] | None) -> float:
     """SGLang's mem_fraction_static where none is given (sglang/srt/server_args.py, _handle_gpu_memory_settings; 0.5).
 
@@ -274,8 +286,12 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
     layers = budget * (ACTIVATIONS * model.hidden_size + 2.0 * widest / deployment.tp)
     if profile.expert_workspace:
         layers += max((_expert_workspace(model, layer, deployment, budget) for layer in model.layers), default=0.0)
-    activations = drawing + layers if profile.expert_workspace else max(drawing, layers)
+    tower = None if deployment.images is False else model.vision
+    images = 0.0 if tower is None else _images(tower, profile, budget)
+    activations = drawing + layers if profile.expert_workspace else max(drawing, layers, images)
     weights = weight_bytes(model, deployment, profile.mxfp4_experts)
+    if tower is not None:  # in 16 bits in quantized checkpoints too
+        weights += 2.0 * tower.parameters / deployment.tp
     if deployment.lora is not None:
         lora = adapters_of(deployment.lora)
         weights += lora.resident * slot_bytes(model, lora.rank, deployment.tp, deployment.pp)
