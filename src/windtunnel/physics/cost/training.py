@@ -77,6 +77,7 @@ class TrainingCosts:
     graphed_step_share: float  # of the host's work between steps, where the step is one graph
     replicas_of_nic: float  # of the NICs' rate, for what replicas of experts exchange across racks
     graph_launch_s: float  # one node of a CUDA graph
+    choices_across: float  # all-to-all of every choice across nodes, over its bytes on the wire
     gathered: float  # rows gathered or scattered by index over rows in their order, where kernels of their own do that
     compute_by_scale_up: float
     compute_by_scale_out: float
@@ -194,6 +195,7 @@ def training_costs(generation: str) -> TrainingCosts:
         from_runs=generation in generations or others[generation] != "default",
         adapter_token_s=_by_generation(data["adapter_token_s"], generation),
         replicas_of_nic=_by_generation(data["replicas_of_nic"], generation),
+        choices_across=data["choices_across"],
         gathered=data["gathered"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],

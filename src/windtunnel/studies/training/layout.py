@@ -153,6 +153,12 @@ class Layout:
         return self.habits.deduplicates if own is None else own
 
     @property
+    def sends_choices(self) -> bool:
+        """Whether it is known that NCCL's all-to-all takes each token to its experts, once for every choice."""
+        dispatcher = self.plan.dispatcher
+        return dispatcher == "alltoall" if dispatcher else self.habits.deduplicates is False and not self.deduplicates
+
+    @property
     def hybrid_dispatch(self) -> bool:
         """Whether experts' tokens go by HybridEP, as in Megatron's recipes on Blackwell."""
         if self.plan.dispatcher:
