@@ -130,6 +130,7 @@ class Software:
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     gathers_heads: bool = False  # whether tensor-parallel ranks gather all heads for norms of queries and keys
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
+    fused_optimizer: bool | None = None  # whether one kernel updates parameters; None: as the framework has it
     chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
     # Whether experts' own kernels fetch rows from other ranks, in their order, quantise and weigh them, and write them
     # back there: no kernel sorts, casts or weighs rows, and the exchange runs beside the products.

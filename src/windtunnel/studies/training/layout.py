@@ -172,6 +172,12 @@ class Layout:
         return self.plan.experts_impl or software(self.plan.release).experts_impl or self.habits.experts_impl
 
     @property
+    def fused_optimizer(self) -> bool:
+        """Whether one kernel updates parameters and moments, not a pass over them for each term."""
+        own = software(self.plan.release).fused_optimizer
+        return self.habits.fused_optimizer if own is None else own
+
+    @property
     def widens_weights(self) -> bool:
         """Whether passes make 16-bit weights of frozen ones that are kept in fewer bits."""
         return self.plan.lora_rank > 0 and self.plan.frozen_dtype != "bf16"
