@@ -272,8 +272,8 @@ def test_transformers_trainer_updates_with_one_kernel_since_pytorch_has_it() -> 
     """AdamW over lists of tensors passes over its state two and a half times as often (`FOREACH_PASSES`)."""
     plan = {"framework": "fsdp", "global_batch": 8, "micro_batch": 8, "seq_len": 256}
     before, since = (
-        ask(load_model("llama-3.2-3b"), "h100-sxm:1", release=f"transformers-{version}", **plan).breakdown_ns["optimizer"]
-        for version in ("4.50", "4.57")
+        ask(load_model("llama-3.2-3b"), "h100-sxm:1", release=release, **plan).breakdown_ns["optimizer"]
+        for release in ("transformers-4.50", "transformers-4.57")
     )
     assert 1.8 < before / since < 2.5  # the gradients' norm and clearing them stay as they are
 
