@@ -4,7 +4,7 @@
 
 ROWS: new_models.csv, new_models_training.csv, unseen_2026.csv, unseen_2026_b.csv, unseen_2026_c.csv,
 unseen_2026_d.csv, unseen_2026_e.csv, unseen_2026_f.csv, unseen_2026_g.csv, unseen_2026_h.csv, unseen_2026_i.csv,
-lengths.csv, accelerators.csv (TPU, Trainium, Ascend) or accelerators_serving.csv.
+unseen_2026_j.csv, lengths.csv, accelerators.csv (TPU, Trainium, Ascend) or accelerators_serving.csv.
 
 `*_blind.csv` are the tables before any work on these models. Each row is a run as published; an empty cell was not.
 Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the shape of

@@ -42,7 +42,7 @@ PLANS = st.fixed_dictionaries(
         "offload_optimizer": st.sampled_from([0.0, 0.0, 0.5, 1.0]),
         "bucket_parameters": st.none() | st.just(20_000_000),
         "overlap_grad_reduce": SWITCH, "overlap_param_gather": SWITCH, "overlap_tp": SWITCH, "overlap_p2p": SWITCH,
-        "overlap_ep": SWITCH, "dispatcher": st.sampled_from([None, "deepep", "hybridep"]),
+        "overlap_ep": SWITCH, "dispatcher": st.sampled_from([None, "deepep", "hybridep", "ncclep"]),
         "experts_impl": st.sampled_from([None, "grouped", "streams", "sequential"]),
         "cuda_graphs": SWITCH, "compile": SWITCH,
         "attention_impl": st.sampled_from(["flash", "unfused", "flash2"]),

@@ -73,7 +73,7 @@ any_plans = st.fixed_dictionaries(
         "overlap_tp": switch,
         "overlap_p2p": switch,
         "overlap_ep": switch,
-        "dispatcher": st.sampled_from(["deepep", "hybridep"]),
+        "dispatcher": st.sampled_from(["deepep", "hybridep", "ncclep"]),
         "cuda_graphs": switch,
         "compile": switch,
     },

@@ -77,6 +77,7 @@ class TrainingCosts:
     graphed_step_share: float  # of the host's work between steps, where the step is one graph
     replicas_of_nic: float  # of the NICs' rate, for what replicas of experts exchange across racks
     graph_launch_s: float  # one node of a CUDA graph
+    choices_across: float  # all-to-all of every choice across nodes, over its bytes on the wire
     gathered: float  # rows gathered or scattered by index over rows in their order, where kernels of their own do that
     compute_by_scale_up: float
     compute_by_scale_out: float
@@ -129,6 +130,7 @@ class Software:
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     gathers_heads: bool = False  # whether tensor-parallel ranks gather all heads for norms of queries and keys
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
+    fused_optimizer: bool | None = None  # whether one kernel updates parameters; None: as the framework has it
     chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
     # Whether experts' own kernels fetch rows from other ranks, in their order, quantise and weigh them, and write them
     # back there: no kernel sorts, casts or weighs rows, and the exchange runs beside the products.
@@ -194,6 +196,7 @@ def training_costs(generation: str) -> TrainingCosts:
         from_runs=generation in generations or others[generation] != "default",
         adapter_token_s=_by_generation(data["adapter_token_s"], generation),
         replicas_of_nic=_by_generation(data["replicas_of_nic"], generation),
+        choices_across=data["choices_across"],
         gathered=data["gathered"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],

@@ -153,6 +153,12 @@ class Layout:
         return self.habits.deduplicates if own is None else own
 
     @property
+    def sends_choices(self) -> bool:
+        """Whether it is known that NCCL's all-to-all takes each token to its experts, once for every choice."""
+        dispatcher = self.plan.dispatcher
+        return dispatcher == "alltoall" if dispatcher else self.habits.deduplicates is False and not self.deduplicates
+
+    @property
     def hybrid_dispatch(self) -> bool:
         """Whether experts' tokens go by HybridEP, as in Megatron's recipes on Blackwell."""
         if self.plan.dispatcher:
@@ -164,6 +170,12 @@ class Layout:
     def experts_impl(self) -> ExpertsImpl:
         """How the products of a GPU's experts are launched."""
         return self.plan.experts_impl or software(self.plan.release).experts_impl or self.habits.experts_impl
+
+    @property
+    def fused_optimizer(self) -> bool:
+        """Whether one kernel updates parameters and moments, not a pass over them for each term."""
+        own = software(self.plan.release).fused_optimizer
+        return self.habits.fused_optimizer if own is None else own
 
     @property
     def widens_weights(self) -> bool:

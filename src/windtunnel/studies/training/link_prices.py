@@ -37,6 +37,8 @@ class LinkPrices:
                 factor = sustained.dispatch_across if across else sustained.dispatch
                 if across and self.layout.plan.dispatcher not in (None, "alltoall"):
                     factor = group.domains / (group.domains - 1.0)  # tokens of the own domain count as well
+                elif across and self.layout.sends_choices and self.layout.cluster.scale_out.protocol != "efa":
+                    factor = self.costs.choices_across
                 price = price.fitted(factor, self._sigma["exposed"])
             shared = self.costs.sustained.shared
             if transfer.group in ("dp", "edp", "replica") and shared != 1.0 and tier(group) == "scale_up":

@@ -251,6 +251,33 @@ def test_nccls_all_to_all_sends_a_token_for_each_choice_whatever_the_release() -
     assert sent["alltoall"] / sent["deepep"] == pytest.approx(8 / (4 * (1 - 0.75**8)), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "framework", "factor"),
+    [("h100-sxm:32", "megatron", 1.25), ("h100-sxm:32", "torchtitan", 1.25), ("aws-p5:32", "megatron", 2.45)],
+)
+def test_every_choice_across_nodes_is_a_quarter_beyond_the_wire_but_on_efa(
+    cluster: str, framework: str, factor: float
+) -> None:
+    """What recipes' exchanges need beyond the bytes counted for them is not what counts each choice by itself."""
+    named = {"dispatcher": "alltoall"} if framework == "megatron" else {}
+    plan = Plan(framework=framework, ep=32, global_batch=32, seq_len=4096, **named)  # type: ignore[arg-type]
+    layout = resolve(load_model("qwen3-30b-a3b").with_changes(layers=2), parse_cluster(cluster), plan)
+    exchange = Transfer("all_to_all", "ep", 200e6)
+    price, _ = Pricer(layout).links.transfer(exchange)
+    alone = collective("all_to_all", int(exchange.bytes_total), layout.group("ep"), layout.cluster)
+    assert price.seconds / alone.seconds == pytest.approx(factor)
+
+
+def test_transformers_trainer_updates_with_one_kernel_since_pytorch_has_it() -> None:
+    """AdamW over lists of tensors passes over its state two and a half times as often (`FOREACH_PASSES`)."""
+    plan = {"framework": "fsdp", "global_batch": 8, "micro_batch": 8, "seq_len": 256}
+    before, since = (
+        ask(load_model("llama-3.2-3b"), "h100-sxm:1", release=release, **plan).breakdown_ns["optimizer"]
+        for release in ("transformers-4.50", "transformers-4.57")
+    )
+    assert 1.8 < before / since < 2.5  # the gradients' norm and clearing them stay as they are
+
+
 def test_experts_in_one_kernel_take_the_host_least_and_in_a_loop_the_gpu_most() -> None:
     """Left open, Megatron launches each on streams, torch._grouped_mm one kernel for all, a plain script a loop."""
     plan = {"ep": 8, "global_batch": 64, "seq_len": 4096}

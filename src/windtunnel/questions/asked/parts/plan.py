@@ -245,8 +245,13 @@ class Plan:
     overlap_p2p: Annotated[bool | None, About("Pipeline sends under computation.", OVERLAP, rare=True)] = None
     overlap_ep: Annotated[bool | None, About("Expert all-to-all under another micro-batch.", OVERLAP, rare=True)] = None
     dispatcher: Annotated[
-        Literal["alltoall", "deepep", "hybridep"] | None,
-        About("What takes tokens to their experts; alltoall is NCCL's (as the release's recipes).", OVERLAP, rare=True),
+        Literal["alltoall", "deepep", "hybridep", "ncclep"] | None,
+        About(
+            "What takes tokens to their experts; alltoall is NCCL's, ncclep its kernels for experts, priced as DeepEP's"
+            " (as the release's recipes).",
+            OVERLAP,
+            rare=True,
+        ),
     ] = None
     experts_impl: Annotated[
         ExpertsImpl | None,

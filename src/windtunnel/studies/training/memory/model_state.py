@@ -144,7 +144,7 @@ def optimizer_price(
     moments = MOMENTS[plan.optimizer] * 2.0 * MOMENT_BYTES[plan.moments_dtype]
     # Gradient; master and moments read and written; working copy written, or all there is.
     update = gradient + (8.0 if plan.master_dtype == "fp32" else 2.0) + moments + 2.0
-    if not layout.habits.fused_optimizer:
+    if not layout.fused_optimizer:
         update *= FOREACH_PASSES  # foreach kernels pass over the state once per term of the update
     norm = gradient if layout.habits.clips_gradients else 0.0  # read once for the gradient norm
     clear = gradient * (own if stage >= 2 else dense + expert)
@@ -175,9 +175,9 @@ def _plain_update(layout: Layout, pricer: Pricer, own: float, tensors: Sequence[
     if calibrated is None:
         width = layout.gradient_bytes
         # Gradient read, parameters and moments read and written, in several passes.
-        return pricer.moved(own * 7.0 * width * (1.0 if layout.habits.fused_optimizer else FOREACH_PASSES))
+        return pricer.moved(own * 7.0 * width * (1.0 if layout.fused_optimizer else FOREACH_PASSES))
     if not pricer.on_cpu or not tensors:
-        kind = "fused" if layout.habits.fused_optimizer else "single" if pricer.on_cpu else "foreach"
+        kind = "fused" if layout.fused_optimizer else "single" if pricer.on_cpu else "foreach"
         return calibrated.optimizer(f"adamw {kind}", own, dtype)
     total = FREE
     for size, count in sorted(Counter(tensors).items(), reverse=True):

@@ -208,6 +208,7 @@ def test_what_has_no_option_stands_in_a_comment() -> None:
         ({"ep": 8}, "--moe-token-dispatcher-type flex", "backend"),
         ({"ep": 8, "release": "megatron-25.12"}, "--moe-token-dispatcher-type alltoall", "flex"),
         ({"ep": 8, "dispatcher": "deepep"}, "--moe-flex-dispatcher-backend deepep", "alltoall"),
+        ({"ep": 8, "dispatcher": "ncclep"}, "--moe-flex-dispatcher-backend ncclep", "alltoall"),
         ({"ep": 8, "dispatcher": "alltoall"}, "--moe-token-dispatcher-type alltoall", "flex"),
         ({"ep": 8}, "--moe-grouped-gemm", "--moe-use-grouped-tensor"),
         ({"experts_impl": "grouped"}, "--moe-grouped-gemm --moe-use-grouped-tensor", ""),
@@ -252,6 +253,16 @@ def test_how_experts_are_launched_is_read(tmp_path: Path, words: str, launched: 
     found = read_native(path, 8)
     assert found.fields.get("experts_impl") == launched
     assert found.unknown == ()
+
+
+def test_each_backend_of_the_flexible_dispatcher_is_read(tmp_path: Path) -> None:
+    for backend in ("deepep", "hybridep", "ncclep"):
+        path = tmp_path / f"{backend}.args"
+        flex = f"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {backend}"
+        path.write_text(f"--global-batch-size 64 --seq-length 2048 {flex}\n", encoding="utf-8")
+        found = read_native(path, 8)
+        assert found.fields["dispatcher"] == backend
+        assert found.unknown == ()
 
 
 def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def _fields(arguments: Arguments, n_gpus: int) -> dict[str, object]:
     )
     if kind == "allgather":  # not what is priced
         arguments.names_read.discard("--moe-token-dispatcher-type")
-    elif kind == "flex" and (backend in ("deepep", "hybridep") or arguments.on("--moe-enable-deepep")):
+    elif kind == "flex" and (backend in ("deepep", "hybridep", "ncclep") or arguments.on("--moe-enable-deepep")):
         fields["dispatcher"] = backend or "deepep"
     elif kind == "alltoall":
         fields["dispatcher"] = kind

@@ -143,7 +143,7 @@ def _arguments(plan: OpenPlan, dp: int) -> Iterator[str]:
         yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     if (plan.ep or 1) > 1:
         yield f"--expert-model-parallel-size {plan.ep}"
-        if plan.dispatcher in ("deepep", "hybridep"):
+        if plan.dispatcher in ("deepep", "hybridep", "ncclep"):
             yield f"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {plan.dispatcher}"
         else:  # Megatron's default gathers every token on every rank
             copies = plan.dispatcher == "alltoall" or software(plan.release).deduplicates is False
