@@ -206,7 +206,10 @@ def test_a_link_in_a_folder_that_is_named_leads_nowhere_else(name: str, tmp_path
         "num_hidden_layers": 2,
         "max_position_embeddings": 8192,
     }
-    text = {"config.json": json.dumps({"model_type": "llama", "vocab_size": 999, **shape}), "serve.sh": "vllm serve x"}
+    text = {
+        "config.json": json.dumps({"model_type": "llama", "vocab_size": 999, **shape}),
+        "serve.sh": "vllm serve qwen3-8b",
+    }
     real.write_text(text[name])
     tool, asked = ("predict", STEP) if name == "config.json" else ("serve", {**SERVED, "load": {"rate": 2}})
     folder = tmp_path / "files" / "model"

@@ -43,7 +43,7 @@ INTEGERS = {  # flag -> field of a deployment
     "chunked-prefill-size": "max_num_batched_tokens", "block-size": "block_size", "page-size": "block_size",
     "num-gpu-blocks-override": "num_gpu_blocks",
 }  # fmt: skip
-LEFT_OPEN: dict[tuple[str, str], dict[str, Any]] = {  # values that are no sizes; lengths are then the model's
+LEFT_OPEN: dict[tuple[str, str], dict[str, bool]] = {  # values that are no sizes; lengths are then the model's
     ("max-model-len", "-1"): {}, ("max-model-len", "auto"): {},
     ("chunked-prefill-size", "-1"): {"chunked_prefill": False},
 }  # fmt: skip
