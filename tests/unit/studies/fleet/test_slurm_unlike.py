@@ -245,5 +245,5 @@ def test_jobs_that_end_together_are_foreseen_in_the_order_in_which_they_came() -
     free = Free([0, 0], 8)
     placed = {0: (late, (), ((0, 8),)), 1: (early, (), ((1, 8),))}
     state = State(free, placed=placed)
-    holders = Backfill(rules, [], board, state, None, None)._foreseen().holders
+    holders = Backfill(rules, [], board, state, None, None)._foreseen(()).holders
     assert [holder.nodes for holder in holders] == [0b10, 0b01]

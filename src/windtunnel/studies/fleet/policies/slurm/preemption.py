@@ -15,10 +15,7 @@ REORDERS = 2  # of candidates: the first, and preempt_reorder_count of 1
 def victims(rules: Rules, job: Running, among: int, board: Board, state: State) -> list[Running]:
     """The jobs that are stopped for this one; none where it may not, or where stopping all would not do."""
     cluster = rules.cluster
-    if not cluster.preempts_by or job.index in state.preempting:
-        return []
-    candidates = [other for other in board.running.values() if _may_stop(cluster, job, other, board, state)]
-    candidates = [other for other in candidates if mask_of(node for node, _ in state_units(other, state)) & among]
+    candidates = [] if job.index in state.preempting else stoppable(rules, job, among, board, state)
     if not candidates:
         return []
     candidates.sort(key=lambda other: _worth(cluster, other))
@@ -47,6 +44,15 @@ def victims(rules: Rules, job: Running, among: int, board: Board, state: State) 
         candidates = [last, *before, *candidates[len(removed) :]]
     state.preempting.add(job.index)
     return [other for other in removed if mask_of(node for node, _ in state_units(other, state)) & claim]
+
+
+def stoppable(rules: Rules, job: Running, among: int, board: Board, state: State) -> list[Running]:
+    """The running jobs on some of these nodes that may be stopped for this one."""
+    cluster = rules.cluster
+    if not cluster.preempts_by:
+        return []
+    jobs = [other for other in board.running.values() if _may_stop(cluster, job, other, board, state)]
+    return [other for other in jobs if mask_of(node for node, _ in state_units(other, state)) & among]
 
 
 def _may_stop(cluster: Cluster, job: Running, other: Running, board: Board, state: State) -> bool:

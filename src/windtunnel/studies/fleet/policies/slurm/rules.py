@@ -57,6 +57,13 @@ class Rules:
     def _accounts(self) -> dict[str, Association]:
         return {association.account: association for association in self.cluster.associations if not association.user}
 
+    def ending(self, state: State) -> int:
+        """Units on which nothing starts now and nobody is stopped, as a job is still ending there; as bits.
+
+        Of sites that preempt: elsewhere it is over at once, and the compiled loops plan its end as that of any job.
+        """
+        return state.busy if self.cluster.preempts_by else 0
+
     @property
     def recalculates(self) -> bool:
         """Whether priorities change while jobs wait."""

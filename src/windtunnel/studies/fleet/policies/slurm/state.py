@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from windtunnel.studies.fleet.clock.decision import Placement
 from windtunnel.studies.fleet.clock.running import Running
-from windtunnel.studies.fleet.policies.slurm.nodes import Free, Units
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Units, mask_of
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
 
 
@@ -29,6 +29,11 @@ class State:
     waiting: int = 0  # as it was last asked
     changed: bool = True  # since the last backfill
     news: bool = True  # since the main loop looked last
+
+    @property
+    def busy(self) -> int:
+        """Units on which a job is still ending, as bits: nothing starts there, and nobody is stopped there for it."""
+        return mask_of(node for _, units in self.completing for node, _ in units)
 
     @property
     def whole(self) -> int:
