@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.changed import changed_cluster
@@ -140,7 +142,7 @@ def test_a_node_of_several_types_has_each_of_them(tmp_path: Path) -> None:
     assert (outcome.dropped, outcome.start_s.tolist()) == ((), [0])
     site = parse_site(str(tmp_path / "slurm.conf"))
     assert site.slurm_cluster.of_type("a100") == 0b11
-    assert "gpu:4" in slurm_files(site.slurm_cluster, site)["slurm.conf"]
+    assert "gpu:a100:2,gpu:v100:2" in slurm_files(site.slurm_cluster, site)["slurm.conf"]
 
 
 def test_slices_are_no_whole_gpus_and_lie_on_the_lightest_nodes(tmp_path: Path) -> None:
@@ -247,3 +249,53 @@ def test_jobs_that_end_together_are_foreseen_in_the_order_in_which_they_came() -
     state = State(free, placed=placed)
     holders = Backfill(rules, [], board, state, None, None)._foreseen(()).holders
     assert [holder.nodes for holder in holders] == [0b10, 0b01]
+
+
+MIXED = """\
+NodeName=m[1-2] CPUs=64 Gres=gpu:a100:2,gpu:h100:2
+NodeName=h1 CPUs=64 Gres=gpu:h100:4
+PartitionName=all Nodes=ALL Default=YES
+"""
+
+
+def test_types_on_one_node_are_told_apart(tmp_path: Path) -> None:
+    """m1 and m2 have 2 A100 and 2 H100 each, h1 has 4 H100: A100 of two jobs, the third waits though GPUs are free."""
+    rows = (
+        "a,0,2,50,60,all,a100,1\nb,1,2,50,60,all,a100,1\nc,2,2,50,60,all,a100,1\n"
+        "d,3,4,50,60,all,h100,1\ne,4,2,50,60,all,h100,1\nf,5,4,50,60,all,a100,1\ng,6,4,9,60,all,,1\n"
+    )
+    outcome = run(tmp_path, rows, MIXED)
+    assert outcome.start_s.tolist()[:5] == [0, 1, 50, 30, 30]  # c blocks the main loop; backfill looks each 30 s
+    assert outcome.why[5] == "asks 4 GPUs, as 4 on each node: 0 of its 2 nodes have so many"
+    cluster = read_cluster([tmp_path / "slurm.conf"])
+    assert cluster.types == ("a100:2+h100:2", "a100:2+h100:2", "h100")
+    assert cluster.mixed == ({"a100": 2, "h100": 2}, {"a100": 2, "h100": 2}, {"h100": 4})
+    assert (cluster.of_type("a100"), cluster.of_type("h100")) == (0b011, 0b111)
+    emitted = slurm_files(cluster, parse_site(str(tmp_path / "slurm.conf")))["slurm.conf"]
+    assert "NodeName=m1,m2 CPUs=64 Gres=gpu:a100:2,gpu:h100:2 " in emitted
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 4), st.integers(1, 20), st.sampled_from(["", "a100", "h100"])),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_type_of_a_node_is_held_twice(tmp_path: Path, rows: list[tuple[int, int, int, str]]) -> None:
+    """Of each type no more GPUs run at once than the site has, and each job that fits an empty site runs."""
+    text = "".join(
+        f"j{at},{submit},{gpus},{lasts},60,all,{kind},1\n" for at, (submit, gpus, lasts, kind) in enumerate(rows)
+    )
+    outcome = run(tmp_path, text, MIXED)
+    for kind, most in (("a100", 4), ("h100", 8), ("", 12)):
+        held = [
+            (start, end, gpus)
+            for start, end, (_, gpus, _, of) in zip(outcome.start_s, outcome.end_s, rows, strict=True)
+            if (kind in ("", of)) and start == start
+        ]
+        for begin, _, _ in held:
+            assert sum(gpus for start, end, gpus in held if start <= begin < end) <= most
+    ran = [start == start for start in outcome.start_s]
+    assert ran == [kind != "a100" or gpus <= 2 for _, gpus, _, kind in rows]

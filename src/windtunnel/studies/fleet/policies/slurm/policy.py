@@ -130,7 +130,7 @@ class Slurm(Rules, QueuePolicy):
             else:
                 nodes = list(board.free) if self.per_node else [1] * board.whole_gpus
                 told = self.cluster if self.per_node else Cluster()
-                free = Free(nodes, self.per_node or 1, told.node_cpus, told.sizes, told.by_weight)
+                free = Free(nodes, self.per_node or 1, told.node_cpus, told.sizes, told.by_weight, told.mixed)
             state = board.memory = State(free)
             for job in board.running.values():
                 units = job.placement if self.per_node else state.free.choose(self.need(job), state.whole)
@@ -206,6 +206,7 @@ class Slurm(Rules, QueuePolicy):
     def _free(self, units: Units, board: Board, state: State) -> None:
         if self.per_node and self.unit == 1:
             board.touched.update(node for node, _ in units)
+            state.free.add_kinds(units)
         else:
             state.free.add(units)
 
