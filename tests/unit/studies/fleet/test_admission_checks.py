@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
@@ -86,3 +87,17 @@ def test_a_queue_without_checks_admits_at_once(tmp_path: Path) -> None:
         (tmp_path / "own.yaml").write_text("policy: kueue\nchecks_s: 30\n")
         own = read_policy(tmp_path / "own.yaml")
         assert simulate(jobs, parse_site("h100:2x8"), own, Options()).start_s.tolist() == [0, 60]
+
+
+@pytest.mark.parametrize("value", ["-30", "abc", "1.0e+300"])
+def test_checks_of_a_policy_file_are_a_time(value: str, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(f"policy: kueue\nchecks_s: {value}\n")
+    jobs = jobs_of(tmp_path, workload("a", 0), **CHECKED)
+    with pytest.raises(SpecError, match="checks_s = "):
+        simulate(jobs, parse_site("h100:2x8"), read_policy(tmp_path / "own.yaml"), Options())
+
+
+def test_checks_of_a_list_are_seconds_from_0_on(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("job,submit_s,gpus,duration_s,checks_s\na,0,8,60,30\nb,0,8,60,-5\n")
+    with pytest.raises(SpecError, match=r"jobs.csv line 3: checks_s = -5.0: give seconds from 0 on"):
+        simulate(read_jobs(tmp_path / "jobs.csv"), parse_site("h100:2x8"), "slurm", Options())

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
+from windtunnel.files.table import LONGEST_S
 from windtunnel.studies.fleet.clock.clock import Clock
 from windtunnel.studies.fleet.clock.decision import NOBODY, Owner
 from windtunnel.studies.fleet.clock.running import NS, Running
@@ -143,6 +144,9 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     nodes = np.clip(np.nan_to_num(nodes), 0, CPUS_MOST).astype(int)
     pods = np.nan_to_num(jobs.further("pod_gpus")).astype(int)
     checks = [_number(value) for value in jobs.further("checks_s")]
+    for at, seconds in enumerate(checks):
+        if seconds is not None and not 0.0 <= seconds <= LONGEST_S:
+            raise SpecError("checks_s", seconds, "give seconds from 0 on", jobs.where(at))
     told = (account, qos, jobs.user, topology, gpu, flavors, checks)
     if not (any(map(any, told)) or nodes.any()):
         return [NOBODY] * len(jobs)
