@@ -20,10 +20,11 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.parts.profile import UNITS, Part
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
-from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
+from windtunnel.studies.fleet.policies.slurm.cluster import Cluster, Partition
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
 from windtunnel.studies.fleet.policies.slurm.gres import Gres
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Gang, Holder
+from windtunnel.studies.fleet.policies.slurm.preemption import victims
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State
 from windtunnel.studies.fleet.run import simulate
@@ -299,3 +300,19 @@ def test_no_type_of_a_node_is_held_twice(tmp_path: Path, rows: list[tuple[int, i
             assert sum(gpus for start, end, gpus in held if start <= begin < end) <= most
     ran = [start == start for start in outcome.start_s]
     assert ran == [kind != "a100" or gpus <= 2 for _, gpus, _, kind in rows]
+
+
+def test_a_job_that_stopped_others_stops_no_more_until_that_must_be_over(tmp_path: Path) -> None:
+    """KillWait and MessageTimeout are 40 s where slurm.conf does not say them; then it may stop others again."""
+    partitions = {"low": Partition("low", 1), "high": Partition("high", 1, tier=2)}
+    cluster = Cluster(nodes=1, per_node=8, partitions=partitions, preempts_by="partition", preempt="REQUEUE")
+    low, high = (Running(at, 0, 8, Rigid(900.0), queue=queue) for at, queue in enumerate(("low", "high")))
+    state = State(Free([0], 8), placed={0: (low, (), ((0, 8),))})
+    rules = Rules(8, cluster=cluster)
+    found = []
+    for second in (1, 30, 40, 41):
+        board = SimpleNamespace(running={0: low}, moment=SimpleNamespace(ns=second * NS))
+        found.append([job.index for job in victims(rules, high, 1, board, state)])
+    assert found == [[0], [], [], [0]]
+    (tmp_path / "slurm.conf").write_text(f"KillWait=5\nMessageTimeout=60\n{CONF}")
+    assert read_cluster([tmp_path / "slurm.conf"]).again_s == 65

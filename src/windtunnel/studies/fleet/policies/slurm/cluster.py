@@ -111,6 +111,7 @@ class Cluster:
     preempt: str = PREEMPT_OFF
     youngest_first: bool = False
     exempt_s: float = 0.0
+    again_s: float = 40.0  # for so long a job that stopped others stops no more: KillWait and MessageTimeout
     names: tuple[str, ...] = ()  # of the nodes
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 

@@ -246,6 +246,7 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked
         preempt=_mode(settings.get("preemptmode", "")) or PREEMPT_OFF,
         youngest_first="preempt_youngest_first" in parameters,
         exempt_s=_time_s(settings.get("preemptexempttime", "")) or 0.0,
+        again_s=_whole(settings.get("killwait", ""), 30) + _whole(settings.get("messagetimeout", ""), 10),
         settings=_parameters(parameters),
     )
 

@@ -228,7 +228,7 @@ class Slurm(Rules, QueuePolicy):
     def _take(self, job: Running, placement: Placement, units: Units, state: State) -> None:
         state.placed[job.index] = job, placement, units
         state.free.load(units, job.owner.cpus)
-        state.preempting.discard(job.index)
+        state.preempting.pop(job.index, None)
         for name, count, _, _ in self.limits(job):
             state.gpus[name] = state.gpus.get(name, 0) + count
             state.jobs[name] = state.jobs.get(name, 0) + 1

@@ -23,7 +23,7 @@ class State:
     priorities: dict[int, tuple[float, ...]] = field(default_factory=dict)
     not_before: dict[int, int] = field(default_factory=dict)  # of requeued jobs
     doomed: dict[int, int] = field(default_factory=dict)  # running jobs in their grace time
-    preempting: set[int] = field(default_factory=set)
+    preempting: dict[int, int] = field(default_factory=dict)  # when a waiting job stopped others
     calculated_ns: int | None = None  # the period of the last calculation of priorities
     valued_ns: int = 0  # when it was; jobs that came after have the priority of their submission
     waiting: int = 0  # as it was last asked
