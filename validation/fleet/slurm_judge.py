@@ -17,6 +17,7 @@ import bisect
 import json
 import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.own import Own
+from windtunnel.studies.fleet.policies.slurm.nodes import Units
 from windtunnel.studies.fleet.policies.slurm.policy import POLICY, Slurm
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import Site, parse_site
@@ -47,6 +49,12 @@ class Told(Slurm):
             for times in self.loops
         )
         return main_ns, backfill_ns
+
+    def back_after(self, units: Units, completing_s: float) -> Iterator[tuple[float, Units]]:
+        """Of a job that was stopped only its first node has a process to end: a batch script starts no other."""
+        yield completing_s, units[:1]
+        if units[1:]:
+            yield self.completing_s, units[1:]
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import windtunnel
 from windtunnel.errors import SpecError, UserError
+from windtunnel.files.bytes import only_from
 from windtunnel.questions import QUESTIONS, Question, noted, read, run, schema, spelled_out
 from windtunnel.questions.document import as_text, document
 
@@ -102,7 +103,7 @@ def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[s
     for text in _texts(arguments):
         if not is_line(text):  # its volumes, say, are no files of ours; what it gives the question is looked at below
             _check_path(text, folder)
-    with chdir(folder):
+    with chdir(folder), only_from(folder):
         data, notes = spelled_out({**arguments, "question": TOOLS[name]})
         for text in _texts(data):
             _check_path(text, folder)  # a file of the folder may name others

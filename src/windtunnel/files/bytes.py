@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from windtunnel.errors import InputFileError, SpecError
 
@@ -20,6 +23,34 @@ UNPACKED_BYTES_MOST = 4096 * MIB
 READABLE = "give the path of a file that can be read"
 GZIP = b"\x1f\x8b"
 NAME_MOST, PATH_MOST = 255, 4095  # bytes of a file's name and of a whole path: what Linux takes
+OWN = Path(__file__).resolve().parents[1]
+_FOLDERS: ContextVar[tuple[Path, ...]] = ContextVar("folders", default=())  # none: all may be read
+
+
+@contextmanager
+def only_from(*folders: Path) -> Iterator[None]:
+    """While it lasts, no file is read but those of these folders and our own: links that lead out are refused."""
+    token = _FOLDERS.set(tuple(folder.resolve() for folder in (*folders, OWN)))
+    try:
+        yield
+    finally:
+        _FOLDERS.reset(token)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards; its files may be read whatever else may be."""
+    with TemporaryDirectory() as name:
+        folder, folders = Path(name), _FOLDERS.get()
+        with only_from(folder, *folders) if folders else nullcontext():
+            yield folder
+
+
+def _refuse_outside(path: str | os.PathLike[str]) -> None:
+    """Raises InputFileError for a file that is in none of the folders which alone may be read."""
+    folders = _FOLDERS.get()
+    if folders and not any(Path(path).resolve().is_relative_to(folder) for folder in folders):
+        raise InputFileError(path, "leads out of the folder that may be read", "put the file itself into the folder")
 
 
 def path_of(path: object, remedy: str = READABLE) -> Path:
@@ -30,12 +61,15 @@ def path_of(path: object, remedy: str = READABLE) -> Path:
     sizes = [len(name.encode(errors="surrogatepass")) for name in file_path.parts]
     if max(sizes, default=0) > NAME_MOST or sum(sizes) + len(sizes) > PATH_MOST:
         raise InputFileError(str(file_path)[:80] + "...", "has a name too long for a file", remedy)
+    with suppress(OSError, ValueError):  # a NUL, or links in a ring: said when it is read
+        _refuse_outside(file_path)
     return file_path
 
 
 def read_bytes(path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST) -> bytes:
     """All of a file of at most `most` bytes. Raises InputFileError."""
     try:
+        _refuse_outside(path)
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
@@ -54,6 +88,7 @@ def first_bytes(path: Path, size: int) -> bytes:
     """The beginning of a regular file; nothing of what is none, or cannot be read."""
     with suppress(OSError):
         if path.is_file():
+            _refuse_outside(path)
             with path.open("rb") as file:
                 return file.read(size)
     return b""

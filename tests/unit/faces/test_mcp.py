@@ -195,6 +195,34 @@ def test_files_of_the_folder_are_read_and_of_no_other(tmp_path: Path) -> None:
             answered("fleet", {**asked, "trace": trace}, tmp_path / "mine")
 
 
+@pytest.mark.parametrize("name", ["config.json", "serve.sh"])
+def test_a_link_in_a_folder_that_is_named_leads_nowhere_else(name: str, tmp_path: Path) -> None:
+    real = tmp_path / "real" / name
+    real.parent.mkdir()
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 8192,
+    }
+    text = {
+        "config.json": json.dumps({"model_type": "llama", "vocab_size": 999, **shape}),
+        "serve.sh": "vllm serve qwen3-8b",
+    }
+    real.write_text(text[name])
+    tool, asked = ("predict", STEP) if name == "config.json" else ("serve", {**SERVED, "load": {"rate": 2}})
+    folder = tmp_path / "files" / "model"
+    folder.mkdir(parents=True)
+    (folder / name).symlink_to(real)
+    for model in ("model", "model/", "./model"):
+        with pytest.raises(UserError, match="folder"):
+            answered(tool, {**asked, "model": model}, tmp_path / "files")
+    (folder / name).unlink()
+    (folder / name).write_text(text[name])
+    assert answered(tool, {**asked, "model": "model"}, tmp_path / "files")
+
+
 @pytest.mark.extras
 def test_a_client_lists_calls_and_is_refused(tmp_path: Path) -> None:
     mcp = pytest.importorskip("mcp")

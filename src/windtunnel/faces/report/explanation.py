@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from windtunnel.studies.traces.by_class import typical
+from windtunnel.studies.traces.by_class import StepTime, typical
 from windtunnel.studies.traces.stragglers.explanation import Explanation, Part, Repair
 from windtunnel.views import (
     Axis,
@@ -63,7 +63,7 @@ def _views(answer: Explanation) -> Iterator[View]:
         ]
     yield Figures(figures)
     if answer.rank_steps:
-        yield _by_class(answer)
+        yield by_class_table(answer.rank_steps)
     if answer.asked is not None:
         yield _mended(answer.asked, replayed)
     by_place = bool(answer.by_stage or answer.by_replica)
@@ -89,15 +89,15 @@ def _views(answer: Explanation) -> Iterator[View]:
     yield Notes("What the trace lacks", answer.notes, "warn")
 
 
-def _by_class(answer: Explanation) -> Table:
+def by_class_table(rank_steps: Sequence[StepTime]) -> Table:
     """A step of each rank by class of op, and each step of a single rank: every instant is of one class."""
-    ranks = sorted({rank_step.rank for rank_step in answer.rank_steps})
+    ranks = sorted({rank_step.rank for rank_step in rank_steps})
     rows: list[tuple[str, dict[str, float]]] = []
     if len(ranks) == 1:
-        rows = [(f"step {rank_step.step}", dict(rank_step.seconds)) for rank_step in answer.rank_steps]
+        rows = [(f"step {rank_step.step}", dict(rank_step.seconds)) for rank_step in rank_steps]
     else:
         rows = [
-            (f"rank {rank}", typical([rank_step for rank_step in answer.rank_steps if rank_step.rank == rank]))
+            (f"rank {rank}", typical([rank_step for rank_step in rank_steps if rank_step.rank == rank]))
             for rank in ranks
         ]
     names = sorted(

@@ -151,7 +151,8 @@ def _nodes(cluster: Cluster, names: Sequence[str], per_node: int) -> Iterator[st
     each = [chain(column, repeat(otherwise)) for column, otherwise in (*columns, (cluster.heavy, 1))]
     for name, divided, size, kind, cpus, weight in zip(names, *each, strict=False):
         whole = size - cuts_of(divided, cluster.gpu)[1]
-        words = [f"gpu:{kind}:{whole}" if kind and "+" not in kind else f"gpu:{whole}"] if whole else []
+        words = [f"gpu:{kind}:{whole}" if kind else f"gpu:{whole}"] if whole and "+" not in kind else []
+        words += [f"gpu:{each}" for each in kind.split("+") if "+" in kind]
         words += [f"gpu:{profile}:{count}" for profile, count in divided.items()]
         words += [f"shard:{cluster.shares * whole}"] if cluster.shares else []
         settings = f"CPUs={cpus} Gres={','.join(words)}{f' Weight={weight}' if cluster.heavy else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -57,6 +58,7 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
 
 def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str, world: str) -> MeasuredRun:
     records, notes = _one_bar(records)
+    records = _whole_steps(records, notes, odd)
     records, elapsed_forms = _by_elapsed(records)
     timed = Counter(record.format for record in records if _is_timed(record.step))
     by_clock = not timed
@@ -143,6 +145,35 @@ class Bar:
     def encloses(self, other: Bar) -> bool:
         """Whether its clock runs on while the other starts."""
         return self.rounds == 1 and self.first < other.first < self.last
+
+
+def _whole_steps(records: list[Record], notes: list[str], odd: list[str]) -> list[Record]:
+    """A step of litgpt is its micro-steps, up to the one with the optimizer in it, where a line stands for each.
+
+    One that is printed alone holds the work of those before it, which nobody waited for: no step follows from it.
+    """
+    joined: list[Record] = []
+    before, seconds = 0, 0.0  # NaN: begun before the first line, or within a gap
+    for record in records:
+        micro_step = round(record.values.get("micro_step", 0.0))
+        if not micro_step:
+            joined.append(record)
+            continue
+        seconds = (seconds if micro_step == before + 1 else math.nan) + record.values["micro_s"]
+        before = micro_step
+        if "updates" in record.values:
+            if seconds == seconds:
+                joined.append(replace(record, step=replace(record.step, seconds=seconds)))
+            seconds = 0.0
+    steps = sum("micro_step" in record.values for record in joined)
+    if steps:
+        notes.append("a step of litgpt is the sum of its micro-steps; pretrain's do not hold the data loader")
+    elif before:
+        odd.append(
+            "litgpt printed no two micro-steps of a step in a row, and one alone tells no step's time: give what its"
+            " TensorBoard or W&B logger wrote (--logger_name), which has clock and step"
+        )
+    return joined
 
 
 def _one_bar(records: list[Record]) -> tuple[list[Record], list[str]]:

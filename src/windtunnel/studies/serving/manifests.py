@@ -43,6 +43,11 @@ INTEGERS = {  # flag -> field of a deployment
     "chunked-prefill-size": "max_num_batched_tokens", "block-size": "block_size", "page-size": "block_size",
     "num-gpu-blocks-override": "num_gpu_blocks", "ep": "moe_ep", "ep-size": "moe_ep", "expert-parallel-size": "moe_ep",
 }  # fmt: skip
+LEFT_OPEN: dict[tuple[str, str], dict[str, bool]] = {  # values that are no sizes; lengths are then the model's
+    ("max-model-len", "-1"): {}, ("max-model-len", "auto"): {},
+    ("chunked-prefill-size", "-1"): {"chunked_prefill": False},
+}  # fmt: skip
+NEGATIVE = re.compile(r"-\d[\d.]*")
 SHARES = {"gpu-memory-utilization": "gpu_memory_utilization", "mem-fraction-static": "gpu_memory_utilization"}
 SWITCHES: dict[str, tuple[str, bool]] = {
     "enable-prefix-caching": ("prefix_caching", True), "no-enable-prefix-caching": ("prefix_caching", False),
@@ -275,7 +280,8 @@ def _flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
             fields[key] = on
             continue
         alone = ALONE.fullmatch(name) is not None or word == "-ep"  # vLLM's -ep is a switch
-        if not equals and rest and not rest[0].startswith("-") and not (alone and not _plain(rest[0])):
+        is_value = bool(rest) and (NEGATIVE.fullmatch(rest[0]) is not None or not rest[0].startswith("-"))
+        if not equals and is_value and not (alone and not _plain(rest[0])):
             value = rest.pop(0)
         if name in ("enable-expert-parallel", "enable-ep-moe") or (name == "ep" and not value):
             fields["moe_ep"] = 0
@@ -285,6 +291,8 @@ def _flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
             model = value
         elif name.startswith("limit-mm-per-prompt") and re.search(r'image["\s]*:\s*0\b', f"{name}:{value}"):
             fields["images"] = False
+        elif (name, value) in LEFT_OPEN:
+            fields |= LEFT_OPEN[name, value]
         elif name in INTEGERS:
             fields[INTEGERS[name]] = _integer(name, value)
         elif name in SHARES:
@@ -302,8 +310,10 @@ def _flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
         elif name == "speculative-num-draft-tokens":  # with the steps beside it, they count
             fields.setdefault("speculative_tokens", _integer(name, value))
         elif name in ("speculative-config", "sc"):
-            match = re.search(r'num_speculative_tokens"?\s*:\s*(\d+)', value)
-            fields["speculative_tokens"] = int(match[1]) if match else 1
+            match = re.search(r'num_speculative_tokens"?\s*:\s*(-?\d+)', value)
+            fields["speculative_tokens"] = _integer(f"{name} num_speculative_tokens", match[1]) if match else 1
+        elif name == "cpu-offload-gb" and NEGATIVE.fullmatch(value):
+            raise SpecError(f"--{name}", value, "give GiB of host memory: 0, or leave it out")
         elif name == "cpu-offload-gb" and value not in ("0", "0.0"):
             raise SpecError(f"--{name}", value, "weights in host memory are not modelled: leave it out")
         elif name.startswith("O") and name + value not in ("O2", "O3"):
@@ -322,16 +332,19 @@ def _plain(word: str) -> bool:
 
 
 def _integer(name: str, value: str) -> int:
-    if not value.isdigit():
-        raise SpecError(f"--{name}", value, "give a whole number")
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise SpecError(f"--{name}", value or None, "give a whole number of at least 1 after it")
     return int(value)
 
 
 def _share(name: str, value: str) -> float:
     try:
-        return float(value)
+        share = float(value)
     except ValueError:
-        raise SpecError(f"--{name}", value, "give a share, such as 0.9") from None
+        share = 0.0
+    if not 0.0 < share <= 1.0:
+        raise SpecError(f"--{name}", value or None, "give a share of the memory after it, such as 0.9")
+    return share
 
 
 def flags_of(deployment: Deployment) -> list[str]:

@@ -365,6 +365,16 @@ def test_what_has_a_place_may_be_given_by_its_flag() -> None:
     assert placed.arguments == flagged.arguments
 
 
+@pytest.mark.parametrize("verb", ["decide", "check", "diagnose", "predict"])
+def test_what_a_launch_file_or_a_verb_says_itself_is_not_called_required(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert text.count("required where no launch file says it (decide: ") == 2
+    assert "required." not in text
+
+
 @pytest.mark.parametrize("words", [["--help"], ["predict", "--help"], ["validate", "--help"], ["--version"]])
 def test_help_is_cheap(words: list[str]) -> None:
     code = (

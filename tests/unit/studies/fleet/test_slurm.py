@@ -18,6 +18,7 @@ from windtunnel.studies.fleet.clock.work import Rigid
 from windtunnel.studies.fleet.emit import slurm_files
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.own import Own
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Weights
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Gang, Holder, Space
@@ -413,3 +414,44 @@ def test_limits_that_do_not_hold_and_a_policy_that_is_not_slurm_are_said(tmp_pat
     assert sum("is nearest to the log" in note for note in changed.notes) == 1
     held = answer(replace(question, policy="slurm", change=("slurm.limits_hold=true",)))
     assert not any(line.startswith("changed: limits") for line in held.warnings)
+
+
+def starts_after_stops(folder: Path, rows: str, seconds: float) -> list[float]:
+    (folder / "jobs.csv").write_text("job,submit_s,gpus,duration_s,limit_s,user,account,queue,qos\n" + rows)
+    policy = Own("slurm", "slurm", {"stopped_completing_s": seconds})
+    return simulate(read_jobs(folder / "jobs.csv"), site_of(folder), policy, Options()).start_s.tolist()
+
+
+def test_a_preemptor_is_planned_as_if_whom_it_may_stop_were_gone(tmp_path: Path) -> None:
+    """As Slurm 22.05 planned job 39 of workload 68: what begins before 60 s may not last beyond it."""
+    rows = (
+        "kept,0,16,50,60,ann,a,wide,\n"  # on two nodes, until 60 s
+        "low,0,8,900,1000,bob,b,wide,low\n"  # on the third
+        "high,5,32,10,20,abe,a,wide,high\n"  # wants all four: at 60 s, as `low` can be stopped at any time
+        "short,6,8,20,40,bob,b,wide,\n"  # over by 46 s: starts on the fourth at once
+        "long,30,8,20,100,bob,b,wide,\n"  # would keep the fourth beyond 60 s
+    )
+    begins = starts_after_stops(tmp_path, rows, 0)
+    assert begins[2] == 50  # `kept` ended early, and `low` is stopped then
+    assert begins[3] == 6
+    assert begins[4] >= 60
+
+
+def test_nothing_starts_where_a_stopped_job_is_still_ending(tmp_path: Path) -> None:
+    """`low` leaves its half of a node 4 s after it was stopped; the other half is free at 6 s, and nobody's until 9."""
+    rows = (
+        "kept,0,24,900,1000,ann,a,wide,\n"
+        "low,0,4,90,100,bob,b,wide,low\n"
+        "other,0,4,6,10,ann,a,wide,\n"
+        "high,5,4,10,20,abe,a,wide,high\n"
+    )
+    assert starts_after_stops(tmp_path, rows, 4)[3] == 9
+
+
+def test_a_requeued_job_may_start_again_from_when_its_nodes_are_back(tmp_path: Path) -> None:
+    rows = "low,0,16,30,60,ann,a,wide,low\nmore,0,16,40,60,ann,a,wide,high\nhigh,10,16,20,60,bob,b,wide,high\n"
+    path = tmp_path / "jobs.csv"
+    path.write_text("job,submit_s,gpus,duration_s,limit_s,user,account,queue,qos\n" + rows)
+    policy = Own("slurm", "slurm", {"stopped_completing_s": 3.7})
+    outcome = simulate(read_jobs(path), site_of(tmp_path), policy, Options())
+    assert outcome.end_s[0] == 13 + 121 + 30  # nodes are back at 13.7 s; whole seconds count

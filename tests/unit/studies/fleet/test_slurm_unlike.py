@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.changed import changed_cluster
@@ -18,10 +20,11 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.parts.profile import UNITS, Part
 from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
-from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
+from windtunnel.studies.fleet.policies.slurm.cluster import Cluster, Partition
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
 from windtunnel.studies.fleet.policies.slurm.gres import Gres
 from windtunnel.studies.fleet.policies.slurm.nodes import Free, Future, Gang, Holder
+from windtunnel.studies.fleet.policies.slurm.preemption import victims
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.policies.slurm.state import State
 from windtunnel.studies.fleet.run import simulate
@@ -140,7 +143,7 @@ def test_a_node_of_several_types_has_each_of_them(tmp_path: Path) -> None:
     assert (outcome.dropped, outcome.start_s.tolist()) == ((), [0])
     site = parse_site(str(tmp_path / "slurm.conf"))
     assert site.slurm_cluster.of_type("a100") == 0b11
-    assert "gpu:4" in slurm_files(site.slurm_cluster, site)["slurm.conf"]
+    assert "gpu:a100:2,gpu:v100:2" in slurm_files(site.slurm_cluster, site)["slurm.conf"]
 
 
 def test_slices_are_no_whole_gpus_and_lie_on_the_lightest_nodes(tmp_path: Path) -> None:
@@ -245,5 +248,71 @@ def test_jobs_that_end_together_are_foreseen_in_the_order_in_which_they_came() -
     free = Free([0, 0], 8)
     placed = {0: (late, (), ((0, 8),)), 1: (early, (), ((1, 8),))}
     state = State(free, placed=placed)
-    holders = Backfill(rules, [], board, state, None, None)._foreseen().holders
+    holders = Backfill(rules, [], board, state, None, None)._foreseen(()).holders
     assert [holder.nodes for holder in holders] == [0b10, 0b01]
+
+
+MIXED = """\
+NodeName=m[1-2] CPUs=64 Gres=gpu:a100:2,gpu:h100:2
+NodeName=h1 CPUs=64 Gres=gpu:h100:4
+PartitionName=all Nodes=ALL Default=YES
+"""
+
+
+def test_types_on_one_node_are_told_apart(tmp_path: Path) -> None:
+    """m1 and m2 have 2 A100 and 2 H100 each, h1 has 4 H100: A100 of two jobs, the third waits though GPUs are free."""
+    rows = (
+        "a,0,2,50,60,all,a100,1\nb,1,2,50,60,all,a100,1\nc,2,2,50,60,all,a100,1\n"
+        "d,3,4,50,60,all,h100,1\ne,4,2,50,60,all,h100,1\nf,5,4,50,60,all,a100,1\ng,6,4,9,60,all,,1\n"
+    )
+    outcome = run(tmp_path, rows, MIXED)
+    assert outcome.start_s.tolist()[:5] == [0, 1, 50, 30, 30]  # c blocks the main loop; backfill looks each 30 s
+    assert outcome.why[5] == "asks 4 GPUs, as 4 on each node: 0 of its 2 nodes have so many"
+    cluster = read_cluster([tmp_path / "slurm.conf"])
+    assert cluster.types == ("a100:2+h100:2", "a100:2+h100:2", "h100")
+    assert cluster.mixed == ({"a100": 2, "h100": 2}, {"a100": 2, "h100": 2}, {"h100": 4})
+    assert (cluster.of_type("a100"), cluster.of_type("h100")) == (0b011, 0b111)
+    emitted = slurm_files(cluster, parse_site(str(tmp_path / "slurm.conf")))["slurm.conf"]
+    assert "NodeName=m1,m2 CPUs=64 Gres=gpu:a100:2,gpu:h100:2 " in emitted
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 4), st.integers(1, 20), st.sampled_from(["", "a100", "h100"])),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_type_of_a_node_is_held_twice(tmp_path: Path, rows: list[tuple[int, int, int, str]]) -> None:
+    """Of each type no more GPUs run at once than the site has, and each job that fits an empty site runs."""
+    text = "".join(
+        f"j{at},{submit},{gpus},{lasts},60,all,{kind},1\n" for at, (submit, gpus, lasts, kind) in enumerate(rows)
+    )
+    outcome = run(tmp_path, text, MIXED)
+    for kind, most in (("a100", 4), ("h100", 8), ("", 12)):
+        held = [
+            (start, end, gpus)
+            for start, end, (_, gpus, _, of) in zip(outcome.start_s, outcome.end_s, rows, strict=True)
+            if (kind in ("", of)) and start == start
+        ]
+        for begin, _, _ in held:
+            assert sum(gpus for start, end, gpus in held if start <= begin < end) <= most
+    ran = [start == start for start in outcome.start_s]
+    assert ran == [kind != "a100" or gpus <= 2 for _, gpus, _, kind in rows]
+
+
+def test_a_job_that_stopped_others_stops_no_more_until_that_must_be_over(tmp_path: Path) -> None:
+    """KillWait and MessageTimeout are 40 s where slurm.conf does not say them; then it may stop others again."""
+    partitions = {"low": Partition("low", 1), "high": Partition("high", 1, tier=2)}
+    cluster = Cluster(nodes=1, per_node=8, partitions=partitions, preempts_by="partition", preempt="REQUEUE")
+    low, high = (Running(at, 0, 8, Rigid(900.0), queue=queue) for at, queue in enumerate(("low", "high")))
+    state = State(Free([0], 8), placed={0: (low, (), ((0, 8),))})
+    rules = Rules(8, cluster=cluster)
+    found = []
+    for second in (1, 30, 40, 41):
+        board = SimpleNamespace(running={0: low}, moment=SimpleNamespace(ns=second * NS))
+        found.append([job.index for job in victims(rules, high, 1, board, state)])
+    assert found == [[0], [], [], [0]]
+    (tmp_path / "slurm.conf").write_text(f"KillWait=5\nMessageTimeout=60\n{CONF}")
+    assert read_cluster([tmp_path / "slurm.conf"]).again_s == 65

@@ -76,6 +76,26 @@ def test_of_several_lines_of_a_step_the_first_is_its_begin(tmp_path: Path) -> No
     assert steady_of(read_run([path]).with_seconds(1.0, 1, 1)).seconds == pytest.approx(60.0)
 
 
+def litgpt_line(number: int, of_a_step: int, ms: float) -> str:
+    update = " (step)" if number % of_a_step == 0 else ""
+    return f"Epoch 1 | iter {number} step {number // of_a_step} | loss train: 1.0 | iter time: {ms:.2f} ms{update}"
+
+
+def test_a_step_of_litgpt_is_its_micro_steps_together(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    every = [litgpt_line(at, 4, 190.0 if at % 4 == 0 else 100.0) for at in range(1, 41)]
+    path.write_text("\n".join(every))
+    run = read_run([path])
+    assert [step.seconds for step in run.steps] == [pytest.approx(0.49)] * 10
+    path.write_text("\n".join(every[:17] + every[19:]))  # of the fifth step two lines are not there
+    assert len(read_run([path]).steps) == 9
+    path.write_text("\n".join(litgpt_line(at, 1, 250.0) for at in range(7, 20)))
+    assert steady_of(read_run([path])).seconds == pytest.approx(0.25)
+    path.write_text("\n".join(every[3::4]))  # as pretrain prints them: what came before is in part within them
+    with pytest.raises(UserError, match=r"litgpt printed no two micro-steps .* TensorBoard"):
+        steady_of(read_run([path]))
+
+
 def test_a_log_without_a_step_names_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("\n19-08-09 08:25:25.996 - INFO: <epoch: 86, iter: 107,200, lr:2.500e-05> l_g_pix: 1.4819e-03\n")

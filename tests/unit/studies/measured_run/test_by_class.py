@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from windtunnel.errors import UserError
 from windtunnel.faces.report.comparison.compare import TraceComparison, answer
 from windtunnel.faces.report.comparison.views import trace_document
+from windtunnel.faces.report.draw.console import print_document
 from windtunnel.faces.report.run_folder import save
 from windtunnel.questions import read
 from windtunnel.questions.asked.saved import Compare
@@ -166,7 +169,21 @@ def test_a_run_against_a_trace_is_class_by_class(tmp_path: Path) -> None:
     assert classes["gemm"]["measured_s"] == pytest.approx(CLASSES["gemm"])
     assert classes["exposed communication"]["measured_s"] == pytest.approx(CLASSES["all-reduce"])
     assert sum(one["difference_s"] for one in document["classes"]) == pytest.approx(1000e-6 - result.step_time_s)
-    assert trace_document(found).views
+    assert {(step["rank"], step["step"]) for step in document["steps"]} == {(r, s) for r in (0, 1) for s in range(4)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_console_shows_steps_and_what_is_idle(ranks: int, tmp_path: Path) -> None:
+    asked = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16"}
+    folder = save(predicted(read({**asked, "plan": {"tp": 2, "global_batch": 64, "seq_len": 4096}})), tmp_path)
+    paths = [str(written(tmp_path, rank)) for rank in range(ranks)]
+    found = answer(Compare(run=str(folder), against=paths[0], more=tuple(paths[1:])))
+    assert isinstance(found, TraceComparison)
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_document(trace_document(found), console)
+    shown = console.export_text()
+    for word in ("host", "idle", *(("step 1", "step 3") if ranks == 1 else ("rank 0", "rank 1"))):
+        assert word in shown
 
 
 STEP = " iteration {}/ 100 | elapsed time per iteration (ms): 2000.0 | global batch size: 8 |\n"

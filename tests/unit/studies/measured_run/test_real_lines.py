@@ -36,7 +36,8 @@ def values_of(found: Record) -> dict[str, float | None]:
 @pytest.mark.parametrize("case", ISSUES, ids=[f"{at}-{one['from']}" for at, one in enumerate(ISSUES)])
 def test_a_line_of_an_issue_is_right_or_refused(case: dict[str, Any]) -> None:
     found = read_line(case["line"])
-    if found is None:
+    if found is None or found.format == "litgpt":  # of its micro-steps one alone is no step
+        assert found is None or found.step.seconds is None
         assert case.get("nothing") or case["from"].endswith(REFUSED)
         return
     assert "nothing" not in case

@@ -115,3 +115,32 @@ def test_a_line_without_images_has_no_vision_tower(flag: str) -> None:
     assert (parts.engine["images"], parts.engine["max_num_seqs"], parts.notes) == (False, 8, ())
     assert "images" not in parts_of("""vllm serve Qwen/Qwen3.5-27B --limit-mm-per-prompt '{"image": 2}'""").engine
     assert "--language-model-only" in flags_of(Deployment(images=False))
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        ("--max-num-seqs -5", "--max-num-seqs", "'-5'"),
+        ("--max-num-seqs=0", "--max-num-seqs", "'0'"),
+        ("-tp -2", "--tp", "'-2'"),
+        ("--gpu-memory-utilization -0.5", "--gpu-memory-utilization", "'-0.5'"),
+        ("--cpu-offload-gb -3", "--cpu-offload-gb", "'-3'"),
+        ("--max-num-batched-tokens -1", "--max-num-batched-tokens", "'-1'"),
+        ("""--speculative-config '{"num_speculative_tokens": -3}'""", "num_speculative_tokens", "'-3'"),
+    ],
+)
+def test_a_negative_value_is_told_with_its_flag(flags: str, field: str, value: str) -> None:
+    with pytest.raises(SpecError, match=rf"{field} = {value}: give ") as caught:
+        parts_of(f"vllm serve Qwen/Qwen3-8B {flags} --port 80")
+    assert "''" not in str(caught.value)
+
+
+def test_a_flag_without_its_value_is_told_so() -> None:
+    with pytest.raises(SpecError, match="--max-num-seqs is not given: give a whole number"):
+        parts_of("vllm serve Qwen/Qwen3-8B --max-num-seqs --port 80")
+
+
+def test_minus_one_means_what_the_engine_says() -> None:
+    assert "max_model_len" not in parts_of("vllm serve Qwen/Qwen3-8B --max-model-len -1 --seed -1").engine
+    line = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --chunked-prefill-size -1"
+    assert parts_of(line).engine["chunked_prefill"] is False

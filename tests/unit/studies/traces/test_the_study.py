@@ -166,3 +166,11 @@ def test_nanoseconds_are_no_loss_that_has_shares(tmp_path: Path) -> None:
     found = explain(read_trace([write(rows, tmp_path / "ops.parquet")]))
     assert 1.0 < found.slowdown < 1.0 + 1e-6
     assert {part.share for part in (*found.by_worker, *found.by_kind)} == {None}
+
+
+def test_rounding_to_nanoseconds_makes_no_part_dearer(tmp_path: Path) -> None:
+    """Three of four micro-batches are 1 ns longer: their mean, rounded up, would make the ideal 1 ns longer."""
+    rows = job(1, 1, 4, seconds=lambda kind, step, replica, stage, micro: 1e-3 + 1e-9 * (micro > 0))
+    found = explain(read_trace([write(rows, tmp_path / "ops.parquet")]))
+    assert min(part.saved_ns for part in found.by_kind) >= 0
+    assert found.slowdown >= 1.0

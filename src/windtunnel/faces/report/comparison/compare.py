@@ -28,6 +28,7 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.measured_run import MeasuredRun, read_run
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
 from windtunnel.studies.measured_run.traced import read_traced
+from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.units import format_bytes
 from windtunnel.views import text as figures
 from windtunnel.views.text import plain
@@ -100,12 +101,15 @@ class TraceComparison(Answer):
     content_hash: str
     traces: tuple[str, ...]
     classes: tuple[ClassTime, ...]
+    steps: tuple[StepTime, ...] = ()  # of each rank
 
     def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         both = {"predicted_step_s": self.predicted_s, "measured_step_s": self.measured_s}
         classes = [asdict(class_time) | {"difference_s": class_time.difference_s} for class_time in self.classes]
-        return {"title": self.title, "traces": list(self.traces), **both, "classes": classes}
+        names = ("rank", "step", "length_s", "seconds")
+        steps = [{name: getattr(step, name) for name in names} for step in self.steps]
+        return {"title": self.title, "traces": list(self.traces), **both, "classes": classes, "steps": steps}
 
     @property
     def predicted_s(self) -> float:
@@ -127,9 +131,9 @@ def answer(question: Compare) -> Comparison | TraceComparison:
         result = load(question.run, root)
         if question.more or question.against in traces:
             traces = words[1:]
-            return TraceComparison(
-                title(result), result.content_hash, traces, classes_against(result, read_traced(traces))
-            )
+            traced = read_traced(traces)
+            steps = tuple(step for rank in sorted(traced) for step in traced[rank])
+            return TraceComparison(title(result), result.content_hash, traces, classes_against(result, traced), steps)
         return compare(result, load(question.against, root))
     except UserError:
         _refuse_own_files(words, traces, root)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from windtunnel.faces.report.comparison.compare import Comparison, Side, TraceComparison, compare
+from windtunnel.faces.report.explanation import by_class_table
 from windtunnel.faces.report.own_run import classes_table
 from windtunnel.faces.report.prediction.categories import Category, label_of, memory_categories, time_categories
 from windtunnel.faces.report.prediction.spec_words import difference_words
@@ -66,7 +67,7 @@ def trace_document(answer: TraceComparison) -> Document:
     return Document(
         "comparison",
         f"{answer.title} and {len(answer.traces)} trace{'s' * (len(answer.traces) > 1)}",
-        [Headline(f"{text}{lost}."), classes_table(answer.classes)],
+        [Headline(f"{text}{lost}."), classes_table(answer.classes), by_class_table(answer.steps)],
         hash=answer.content_hash,
     )
 

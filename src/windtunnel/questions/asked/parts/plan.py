@@ -98,9 +98,26 @@ class Plan:
         int | None, About("Ranks that share one full copy (HSDP).", LAYOUT, least=1, most=MOST, rare=True)
     ] = None
 
-    global_batch: Annotated[int, About("Sequences per optimizer step; required.", BATCH, least=1, most=MOST)]
+    global_batch: Annotated[
+        int,
+        About(
+            "Sequences per optimizer step; required where no launch file says it (decide: some 4M tokens).",
+            BATCH,
+            least=1,
+            most=MOST,
+        ),
+    ]
     micro_batch: Annotated[int, About("Sequences per forward pass and replica (1).", BATCH, least=1, most=MOST)] = 1
-    seq_len: Annotated[int, About("Tokens per sequence; required.", BATCH, least=1, most=2**27, names=("seq",))]
+    seq_len: Annotated[
+        int,
+        About(
+            "Tokens per sequence; required where no launch file says it (decide: 8,192).",
+            BATCH,
+            least=1,
+            most=2**27,
+            names=("seq",),
+        ),
+    ]
     images: Annotated[
         int,
         About(

@@ -34,6 +34,7 @@ class Owner:
     nodes: int = 0  # that it asks for; 0: not told
     gpu: str = ""  # the type of GPU that it asks for, by its scheduler's name; empty: any
     flavors: str = ""  # of Kueue that it may use, by commas; empty: any
+    checks_s: float | None = None  # from its quota to its admission, while Kueue's checks go on; None: not told
 
 
 NOBODY = Owner()

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
+from windtunnel.files.table import LONGEST_S
 from windtunnel.studies.fleet.clock.clock import Clock
 from windtunnel.studies.fleet.clock.decision import NOBODY, Owner
 from windtunnel.studies.fleet.clock.running import NS, Running
@@ -142,9 +143,14 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     nodes = np.where(np.isnan(nodes), jobs.further("nodes"), nodes)
     nodes = np.clip(np.nan_to_num(nodes), 0, CPUS_MOST).astype(int)
     pods = np.nan_to_num(jobs.further("pod_gpus")).astype(int)
-    if not (any(account) or any(qos) or any(jobs.user) or any(topology) or any(gpu) or any(flavors) or nodes.any()):
+    checks = [_number(value) for value in jobs.further("checks_s")]
+    for at, seconds in enumerate(checks):
+        if seconds is not None and not 0.0 <= seconds <= LONGEST_S:
+            raise SpecError("checks_s", seconds, "give seconds from 0 on", jobs.where(at))
+    told = (account, qos, jobs.user, topology, gpu, flavors, checks)
+    if not (any(map(any, told)) or nodes.any()):
         return [NOBODY] * len(jobs)
-    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu, flavors
+    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu, flavors, checks
     return [Owner(*each) for each in zip(jobs.user, account, qos, *counted, strict=True)]
 
 

@@ -9,7 +9,8 @@ the Workload or the labels of Kueue. Pods of an owner that is not in the file ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
 from windtunnel.studies.fleet.jobs.flavors import NONE, resources_of, why_not
 from windtunnel.studies.fleet.jobs.kubernetes_parts import (
@@ -61,7 +62,25 @@ def jobs_of_objects(objects: Sequence[Object], notes: Notes, quotas: Sequence[Qu
         if (name or queue) in by_name:
             row["flavors"] = _flavors(str(row["job"]), by_name[name or queue], group, notes)
         row.update({key: time - first for key in TIMES if isinstance(time := row[key], float)})
+    _take_usual_checks(rows, by_name, notes)
     return rows
+
+
+def _take_usual_checks(rows: Sequence[dict[str, object]], queues: Mapping[str, Quota], notes: Notes) -> None:
+    """Where a job's checks are not told to have ended, they take as long as others' of its queue in the median."""
+    lasted: dict[str, list[float]] = {}
+    for row in rows:
+        if isinstance(seconds := row["checks_s"], float):
+            lasted.setdefault(str(row["cluster_queue"]), []).append(seconds)
+    for row in rows:
+        name = str(row["cluster_queue"])
+        if row["checks_s"] is not None or name not in queues or not queues[name].checks:
+            continue
+        if name in lasted:
+            row["checks_s"] = median(lasted[name])
+        else:
+            text = f"waits for admission checks ({', '.join(queues[name].checks)}) of its queue, and no job tells how"
+            notes.add(f"{text} long: no time, unless checks_s of a policy file says it", str(row["job"]))
 
 
 def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
@@ -130,7 +149,23 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
         "log_state": state,
         "topology": topology,
         "pod_gpus": pod_gpus,
+        "checks_s": _checks_s(workload, name, notes),
     }
+
+
+def _checks_s(workload: Part | None, name: str, notes: Notes) -> float | None:
+    """From its quota to its admission, where Kueue's checks lie between; None: it has none, or they are not over."""
+    checks = items_at(mapping_at(workload.item, "status"), "admissionChecks") if workload else []
+    if workload is None or not checks:
+        return None
+    reserved, admitted = (workload.conditions.get(word) for word in ("QuotaReserved", "Admitted"))
+    if reserved is not None and admitted is not None:
+        return max(admitted - reserved, 0.0)
+    open_checks = [f"{text_at(each, 'name')} {text_at(each, 'state')}" for each in checks]
+    late = [words for words in open_checks if not words.endswith(" Ready")]
+    if reserved is not None and late:
+        notes.add(f"has its quota and waits for admission checks: {', '.join(late)}", name)
+    return None
 
 
 def _flavors(job: str, queue: Quota, group: Sequence[Part], notes: Notes) -> str:

@@ -43,9 +43,18 @@ def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, .
                 borrow_next=text_at(fungible, "whenCanBorrow") == "TryNextFlavor",
                 preempt_next=text_at(fungible, "whenCanPreempt") in ("", "TryNextFlavor"),
                 borrow_last=text_at(fungible, "preference") == "PreemptionOverBorrowing",
+                checks=_checks(spec),
             )
         )
     return tuple(quotas)
+
+
+def _checks(spec: Object) -> tuple[str, ...]:
+    """Admission checks of all jobs of a queue; one of some flavors alone is a job's own, where its Workload has it."""
+    listed = spec.get("admissionChecks")
+    each = items_at(spec, "admissionChecksStrategy", "admissionChecks")
+    of_all = [text_at(entry, "name") for entry in each if not entry.get("onFlavors")]
+    return (*(str(name) for name in (listed if isinstance(listed, list) else ())), *of_all)
 
 
 def cohorts_of_objects(objects: Sequence[Object]) -> tuple[Cohort, ...]:

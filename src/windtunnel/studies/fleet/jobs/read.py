@@ -47,7 +47,7 @@ FURTHER = (
     # as the log of a scheduler has them
     *("queue", "cluster_queue", "qos", "priority", "account", "limit_s", "eligible_s", "end_s"),
     *("log_state", "log_restarts", "log_gpu_seconds", "billing", "cpus", "nodes", "nodes_asked", "gpu_type"),
-    *("topology", "pod_gpus", "part", "flavors"),
+    *("topology", "pod_gpus", "part", "flavors", "checks_s"),
     *TRAFFIC,
 )  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods

@@ -69,6 +69,7 @@ class Quota:
     preempt_next: bool = True  # a job that would stop others on a flavor tries the next
     borrow_last: bool = False  # of two flavors, to stop others on one is better than to borrow of the other
     flavor: str = ""  # of which these are
+    checks: tuple[str, ...] = ()  # that each of its jobs waits for, its quota held, before it is admitted
 
     @property
     def head_of(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_mapping
+from windtunnel.files.table import LONGEST_S
 from windtunnel.studies.fleet.clock.decision import Policy, Rounds
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
@@ -121,6 +122,8 @@ def _as(example: object, value: object, key: str) -> Any:
         raise SpecError(key, value, "give a list of numbers")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise SpecError(key, value, "give a number from 0 on")
+    if key.endswith("_s") and value > LONGEST_S:
+        raise SpecError(key, value, f"give at most {LONGEST_S:.0f} seconds")
     if key.endswith("_s") and example and value < 1:  # at 0 it is asked without end
         raise SpecError(key, value, "give 1 or more")
     if isinstance(example, int):

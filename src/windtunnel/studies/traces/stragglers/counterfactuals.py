@@ -30,15 +30,18 @@ _SLOWEST_PERCENT = 3  # of the workers, rounded up: "a few"
 
 
 def ideal_durations(trace: Trace) -> NDArray[np.int64]:
-    """int64[n]: what each op takes when no peer of it straggles."""
+    """int64[n]: what each op takes when no peer of it straggles.
+
+    In whole nanoseconds, never rounded up: then no replay is longer than one of the exact means would be.
+    """
     order = np.argsort(trace.peers, kind="stable")
     durations = trace.duration_ns[order]
     starts = np.flatnonzero(np.r_[True, np.diff(trace.peers[order]) != 0]) if len(order) else np.zeros(0, np.int64)
     counts = np.diff(np.r_[starts, len(order)])
-    level = np.rint(np.add.reduceat(durations.astype(np.float64), starts) / counts) if len(order) else durations
+    level = np.floor(np.add.reduceat(durations.astype(np.float64), starts) / counts) if len(order) else durations
     communication = trace.is_communication[order]
     for at in np.flatnonzero(communication[starts] & (counts > 1)) if len(order) else ():
-        level[at] = np.rint(np.median(durations[starts[at] : starts[at] + counts[at]]))
+        level[at] = np.floor(np.median(durations[starts[at] : starts[at] + counts[at]]))
     ideal = np.empty_like(trace.duration_ns)
     ideal[order] = np.repeat(level, counts).astype(np.int64)
     return ideal

@@ -13,10 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from windtunnel.errors import UserError
-from windtunnel.files.bytes import read_text
+from windtunnel.files.bytes import read_text, scratch_folder
 from windtunnel.files.document import read_mapping
 from windtunnel.questions.asked.parts.plan import OpenPlan, open_plan
 from windtunnel.studies.training.launch import accelerate
@@ -140,7 +139,7 @@ def words_of(change: str) -> str:
 
 def read_again(path: str, patched: str, n_gpus: int) -> Native:
     """What the patched file says. Raises UserError."""
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         copy = Path(folder) / Path(path).name
         copy.write_text(patched, encoding="utf-8")
         if trainer.settings_of(copy) is not None:  # which may name a file that lies beside it
@@ -187,7 +186,7 @@ def _argument(value: object) -> str:
 
 def _document(text: str, kind: str) -> dict[str, object]:
     """A text of a format as its leaves by dotted name."""
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         path = Path(folder) / f"text{kind}"
         path.write_text(text, encoding="utf-8")
         return dict(_leaves(read_mapping(path, PLAN), ""))

@@ -12,7 +12,7 @@ One that finds its topology full is asked again of the flavors after the last tr
 
 Each flavor of a queue is a queue of its own in the books, in a cohort of that flavor, so that quotas, limits and
 preemption are of one flavor; between the two names is `MARK`. A job that waits is of the whole queue. Sources: Kueue
-ff69552, its concepts, KEP 582 and 2724. Not here: sets of pods of one job on two flavors, admission checks.
+ff69552, its concepts, KEP 582 and 2724. Not here: sets of pods of one job on two flavors.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ gets it is the first of its queue again in the next.
 A job of no queue is none of Kueue's and starts where it fits. A stopped job goes on where it was, `--restart` later.
 Quotas are the ClusterQueues and Cohorts of the file. Decisions cost no time, unless `qps` says how many of them Kueue
 can write in a second (`pace.py`). Racks and blocks are in `topology.py`. Source: Kueue v1beta1 and v1beta2, its
-concepts and KEP 79, 168, 1337, 1714. Not here: admission checks.
+concepts and KEP 79, 168, 1337, 1714. Admission checks take their time while the quota is held; none is ever refused.
 """
 
 from __future__ import annotations
@@ -96,9 +96,12 @@ class Kueue(Rules):
             waiting[quota.head_of].clear()
 
     def delay_ns(self, job: Running, board: Board) -> int:
-        """Until its admission is written."""
-        state = board.memory
-        return 0 if state.pace is None else int(state.pace.begins_ns.pop(job.index, board.moment.ns) - board.moment.ns)
+        """Until its admission is written, and its queue's checks are ready."""
+        state, now_ns = board.memory, board.moment.ns
+        written_ns = 0 if state.pace is None else int(state.pace.begins_ns.pop(job.index, now_ns) - now_ns)
+        quota, own_s = self.quotas.get(job.queue), job.owner.checks_s
+        checks_s = own_s if own_s is not None else self.checks_s if quota is not None and quota.checks else 0.0
+        return written_ns + round(checks_s * NS)
 
     def further(self, board: Board, jobs: Sequence[Running]) -> dict[str, object]:
         """GPU-hours of jobs by the flavor on which they ran last."""

@@ -47,6 +47,7 @@ class Rules(QueuePolicy):
     qps: float = 0.0
     burst: int = 100
     hashing: bool = True
+    checks_s: float = 0.0  # of admission checks, for jobs of a queue that has some and of which no log says it
     topology: Topology = FLAT
     places: Mapping[str, Place] = field(default_factory=dict)
     known: dict[tuple[Hashable, ...], tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)

@@ -5,14 +5,14 @@ As in Slurm, times are whole seconds: that of the pass, and when a running job b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from windtunnel.studies.fleet.clock.board import Board, Move
 from windtunnel.studies.fleet.clock.running import NS, Running
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Future, Holder, Need, Space, Units, mask_of
-from windtunnel.studies.fleet.policies.slurm.preemption import victims
+from windtunnel.studies.fleet.policies.slurm.preemption import stoppable, victims
 from windtunnel.studies.fleet.policies.slurm.rules import Rules
-from windtunnel.studies.fleet.policies.slurm.state import State, state_units
+from windtunnel.studies.fleet.policies.slurm.state import State
 
 Start = Callable[[Running, Units, Board, State], Move]
 Preempt = Callable[[Running, Board, State], Iterator[Move]]
@@ -28,15 +28,14 @@ class Backfill:
         self.start, self.preempt = start, preempt
         self.now_ns = board.moment.ns // S_NS * S_NS
         self.space = Space(self.now_ns, state.whole)
-        self.busy = mask_of(node for _, placement in state.completing for node, _ in placement)
         self.counts: dict[tuple[str, str], int] = {}  # of jobs met, by user and by partition
-        self.last = self._last()
+        self._look_again()
 
     def moves(self) -> Iterator[Move]:
         """What starts, and what is stopped for it."""
         if self.last < 0:
             return
-        self.future, tests = self._foreseen(), 0
+        tests = 0
         for number, job in enumerate(self.queue):
             if tests >= self.rules.depth or number > self.last:
                 return
@@ -64,20 +63,14 @@ class Backfill:
         while later_ns is not None:
             since_ns = later_ns
             among, later_ns = self.space.among(units, since_ns, since_ns + limit_ns)
-            fits = self.future.start(need, among)
-            if since_ns == self.now_ns and (fits is None or fits[0] > self.now_ns):
-                stopped = victims(self.rules, job, among, self.board, self.state)
-                if stopped:
-                    yield from self._instead_of(job, stopped, among, limit_ns)
-                    return
+            fits = self._future_of(job, units, among).start(need, among)
             if fits is None:
                 continue
             begin_ns, placed = max(fits[0], since_ns), fits[1].choose(need, among)
             assert placed is not None
             claim = mask_of(node for node, _ in placed)
-            if begin_ns <= self.now_ns and not claim & self.busy:
-                yield self.start(job, placed, self.board, self.state)
-                self.last, self.future = self._last(), self._foreseen()
+            if begin_ns <= self.now_ns and not claim & self.state.busy:
+                yield from self._begin(job, among, claim, limit_ns)
                 return
             if begin_ns <= self.now_ns:
                 begin_ns, later_ns = self.now_ns + S_NS, None
@@ -100,17 +93,20 @@ class Backfill:
         self.space.reserve(first_ns, last_ns, claim)
         return None
 
-    def _instead_of(self, job: Running, stopped: list[Running], among: int, limit_ns: int) -> Iterator[Move]:
-        """A job starts on what others give, or keeps it until they have stopped."""
-        freed = mask_of(node for victim in stopped for node, _ in state_units(victim, self.state))
-        for victim in stopped:
-            yield from self.preempt(victim, self.board, self.state)
-        placed = self.state.free.choose(self.rules.need(job), among)
+    def _begin(self, job: Running, among: int, claim: int, limit_ns: int) -> Iterator[Move]:
+        """A job starts, perhaps on what others give; else it keeps what was foreseen until they have stopped."""
+        need = self.rules.need(job)
+        among &= ~self.rules.ending(self.state)
+        placed = self.state.free.choose(need, among)
         if placed is None:
-            self.space.reserve(self.now_ns, self.now_ns + limit_ns, freed & among)
+            for victim in victims(self.rules, job, among, self.board, self.state):
+                yield from self.preempt(victim, self.board, self.state)
+            placed = self.state.free.choose(need, among & ~self.rules.ending(self.state))
+        if placed is None:
+            self.space.reserve(self.now_ns, self.now_ns + limit_ns, claim)
         else:
             yield self.start(job, placed, self.board, self.state)
-        self.future = self._foreseen()
+        self._look_again()
 
     def _last(self) -> int:
         """The last in the queue that has room now: what those behind it would reserve keeps nobody from anything."""
@@ -126,14 +122,40 @@ class Backfill:
                 return at
         return -1
 
-    def _foreseen(self) -> Future:
-        """Of what runs now, by limits; what ends together in the order in which it came, as in Slurm's list of jobs."""
-        holders = []
+    def _look_again(self) -> None:
+        """Something has changed: what was foreseen is void."""
+        self.last = self._last()
+        self.futures: dict[tuple[int, ...], Future] = {}
+
+    def _future_of(self, job: Running, units: int, among: int) -> Future:
+        """What is foreseen for a job: those that may be stopped for it are gone at once, where there is no room now."""
+        future = self._foreseen(())
+        if future.free.fits(self.rules.need(job), among):
+            return future
+        return self._foreseen(stoppable(self.rules, job, units, self.board, self.state))
+
+    def _foreseen(self, gone: Sequence[Running]) -> Future:
+        """Of what runs now, by limits; what ends together in the order in which it came, as in Slurm's list of jobs.
+
+        Where jobs are stopped for others, what is ending counts as free: only who would start there now waits for it.
+        """
+        key = tuple(job.index for job in gone)
+        if key in self.futures:
+            return self.futures[key]
+        free, holders = self.state.free.copy(), []
         for job in sorted(self.board.running.values(), key=lambda job: (job.submit_ns, job.index)):
             units = self.state.placed[job.index][2]
+            if job.index in key:
+                free.add(units)
+                free.load(units, job.owner.cpus, -1)
+                continue
             end_ns = job.placed_ns // S_NS * S_NS + self.rules.limit_ns(job)
             holders.append(Holder(end_ns, units, mask_of(node for node, _ in units), job.owner.cpus))
         for time_ns, units in self.state.completing:
-            holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
+            if self.rules.cluster.preempts_by:
+                free.add(units)
+            else:
+                holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
         spans_ns = (round(each * NS) for each in (self.rules.batch_s, self.rules.epoch_s))
-        return Future(self.now_ns, self.state.free, holders, *spans_ns)
+        self.futures[key] = Future(self.now_ns, free, holders, *spans_ns)
+        return self.futures[key]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from windtunnel.studies.fleet.parts.profile import cuts_of
+
 PREEMPT_OFF, REQUEUE, CANCEL, SUSPEND = "OFF", "REQUEUE", "CANCEL", "SUSPEND"
 
 
@@ -88,7 +90,7 @@ class Cluster:
     nodes: int = 0
     per_node: int = 0  # the most that a node has
     sizes: tuple[int, ...] = ()  # GPUs of each node, where they are unlike
-    types: tuple[str, ...] = ()  # of the GPUs of each node, as Gres names them, by +; empty where it names none
+    types: tuple[str, ...] = ()  # of the GPUs of each node, as Gres names them; of several a100:2+h100:2; empty: none
     heavy: tuple[int, ...] = ()  # Weight of each node, where they are unlike: the lightest are taken first
     gpu: str = "gpu"
     divided: tuple[Mapping[str, int], ...] = ()  # of each node, the slices of MIG into which some GPUs are cut
@@ -109,6 +111,7 @@ class Cluster:
     preempt: str = PREEMPT_OFF
     youngest_first: bool = False
     exempt_s: float = 0.0
+    again_s: float = 40.0  # for so long a job that stopped others stops no more: KillWait and MessageTimeout
     names: tuple[str, ...] = ()  # of the nodes
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 
@@ -125,7 +128,19 @@ class Cluster:
 
     def of_type(self, name: str) -> int:
         """Nodes that have GPUs of a type, as bits."""
-        return sum(1 << node for node, each in enumerate(self.types) if name in each.split("+"))
+        return sum(1 << node for node, each in enumerate(self.types) if name in each.replace(":", "+").split("+"))
+
+    @property
+    def mixed(self) -> tuple[dict[str, int], ...]:
+        """Whole GPUs of each node by type, where a node has several types; else nothing."""
+        if not any("+" in each for each in self.types):
+            return ()
+        sizes = self.sizes or (self.per_node,) * self.nodes
+        cut = [cuts_of(divided, self.gpu)[1] for divided in self.divided] or [0] * self.nodes
+        return tuple(
+            {kind: int(count or size - less) for kind, _, count in (word.partition(":") for word in each.split("+"))}
+            for each, size, less in zip(self.types, sizes, cut, strict=True)
+        )
 
     @property
     def by_weight(self) -> tuple[int, ...]:

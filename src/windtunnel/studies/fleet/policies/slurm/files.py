@@ -151,19 +151,21 @@ class _Node(NamedTuple):
 
 
 def _gres(text: str, typed: Sequence[Asked]) -> tuple[Counter[str], str]:
-    """What a node has: whole GPUs (`gpu`), slices by profile, and `shard`; the types of its whole GPUs.
+    """What a node has: whole GPUs (`gpu`), slices by profile, `shard`; the types of its whole GPUs, as in `Cluster`.
 
     `typed`: of gres.conf.
     """
     named = {name for name, kind, _ in typed if kind or name == "shard"}
     rows = [row for row in _asked(text) if row[0] not in named]
-    counts, types = Counter[str](), set[str]()
+    counts, types = Counter[str](), Counter[str]()
     for name, kind, count in [*rows, *(row for row in typed if row[0] in named)]:
         profile = SLICE.search(kind)
         counts[profile[0] if profile else name] += count
         if name == "gpu" and not profile:
-            types.add(kind)
-    return counts, "+".join(sorted(types))
+            types[kind] += count
+    if len(types) == 1:
+        return counts, next(iter(types))
+    return counts, "+".join(f"{kind}:{count}" for kind, count in sorted(types.items()))
 
 
 def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked]] = MappingProxyType({})) -> Cluster:
@@ -244,6 +246,7 @@ def read_conf(path: Path, gpu: str = "gpu", devices: Mapping[str, Sequence[Asked
         preempt=_mode(settings.get("preemptmode", "")) or PREEMPT_OFF,
         youngest_first="preempt_youngest_first" in parameters,
         exempt_s=_time_s(settings.get("preemptexempttime", "")) or 0.0,
+        again_s=_whole(settings.get("killwait", ""), 30) + _whole(settings.get("messagetimeout", ""), 10),
         settings=_parameters(parameters),
     )
 

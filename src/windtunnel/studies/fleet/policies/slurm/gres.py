@@ -34,7 +34,7 @@ class Gres(Free):
         cuts += [({}, 0)] * (nodes - len(cuts))
         sizes = cluster.sizes or (per_node,) * nodes
         whole = [size - cut for size, (_, cut) in zip(sizes, cuts, strict=True)]
-        super().__init__(whole, per_node, cluster.node_cpus, sizes, cluster.by_weight)
+        super().__init__(whole, per_node, cluster.node_cpus, sizes, cluster.by_weight, cluster.mixed)
         counts = {part: [len(of.get(part, ())) for of, _ in cuts] for of, _ in cuts for part in of}
         self.slices = {part: Free(each, max(each), by_weight=self.by_weight) for part, each in counts.items()}
         self.shared: dict[int, dict[int, int]] = {}  # units in use, by node and GPU
@@ -146,13 +146,14 @@ def never_fit(jobs: Jobs, site: Site, rules: Rules) -> Iterator[tuple[int, str]]
 
 def _why(need: Need, empty: Gres, among: int, text: str) -> str:
     if isinstance(need, Gang):
-        free = [empty.gpus[node] for node in bits(among & need.on)]
+        counts = empty.kinds[need.kind].gpus if need.kind else empty.gpus
+        free = [counts[node] for node in bits(among & need.on)]
         if not free:
             of = f"GPUs of {text}" if text else "GPUs"
             return f"asks {need.gpus} {of}, and slurm.conf has none for it"
         if sum(free) < need.gpus:
             return f"asks {need.gpus} GPUs, and its nodes have {sum(free)} whole ones, {max(free)} a node at most"
-        enough = (empty.at_least[need.each] & among & need.on).bit_count()
+        enough = sum(count >= need.each for count in free)
         return f"asks {need.gpus} GPUs, as {need.each} on each node: {enough} of its {len(free)} nodes have so many"
     part, count = need
     if not part.slices:

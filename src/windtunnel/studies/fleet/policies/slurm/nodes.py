@@ -10,7 +10,7 @@ job_test.c, 22.05.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,13 @@ class Gang(NamedTuple):
     gpus: int
     each: int
     on: int = -1  # as bits
+    kind: str = ""  # of GPU, where nodes have several
+
+
+class Typed(int):
+    """GPUs that a job holds of a node, by type where nodes have several."""
+
+    of: tuple[tuple[str, int], ...] = ()
 
 
 Need = Gang | Parts
@@ -56,7 +63,7 @@ class Free:
     `Cluster`. CPUs that a node has less than the largest count as in use.
     """
 
-    __slots__ = ("at_least", "busy", "by_gpus", "by_weight", "cpus", "gpus", "per_node")
+    __slots__ = ("at_least", "busy", "by_gpus", "by_weight", "cpus", "gpus", "kinds", "per_node")
 
     def __init__(
         self,
@@ -65,7 +72,10 @@ class Free:
         cpus: Sequence[int] = (),
         sizes: Sequence[int] = (),
         by_weight: tuple[int, ...] = (),
+        mixed: Sequence[Mapping[str, int]] = (),
     ) -> None:
+        kinds = dict.fromkeys(kind for each in mixed for kind in each)
+        self.kinds = {kind: Free([each.get(kind, 0) for each in mixed], per_node) for kind in kinds}
         own = (cpus or sizes or [per_node])[: len(gpus)]
         self.gpus, self.per_node, self.cpus, self.by_gpus = gpus, per_node, max(own, default=0), not cpus
         self.by_weight = by_weight
@@ -81,7 +91,7 @@ class Free:
         other = object.__new__(type(self))
         other.gpus, other.at_least, other.busy = self.gpus.copy(), self.at_least.copy(), self.busy.copy()
         other.per_node, other.cpus, other.by_gpus = self.per_node, self.cpus, self.by_gpus
-        other.by_weight = self.by_weight
+        other.by_weight, other.kinds = self.by_weight, {kind: free.copy() for kind, free in self.kinds.items()}
         return other
 
     def set(self, node: int, count: int) -> None:
@@ -100,6 +110,30 @@ class Free:
         for node, count in units:
             assert isinstance(count, int), "parts are of `Gres`"
             self.set(node, self.gpus[node] + sign * count)
+        self.add_kinds(units, sign)
+
+    def add_kinds(self, units: Units, sign: int = 1) -> None:
+        """The same of the types alone."""
+        for node, count in units if self.kinds else ():
+            for kind, number in count.of if isinstance(count, Typed) else ():
+                self.kinds[kind].set(node, self.kinds[kind].gpus[node] + sign * number)
+
+    def _with(self, need: Gang, count: int) -> int:
+        """Nodes with so many GPUs of the type that is asked for."""
+        mask = self.at_least[count] & need.on
+        return mask & self.kinds[need.kind].at_least[count] if need.kind else mask
+
+    def _held(self, node: int, count: int, kind: str) -> int:
+        """What a job takes of a node: of the type that it asks for, else of the first with some."""
+        if not self.kinds:
+            return count
+        held, left, taken = Typed(count), count, []
+        for name in [kind] if kind else self.kinds:
+            number = min(left, self.kinds[name].gpus[node])
+            left -= number
+            taken += [(name, number)] if number else []
+        held.of = tuple(taken)
+        return held
 
     def load(self, units: Units, cpus: int, sign: int = 1) -> None:
         """A job uses its CPUs, by what it holds on each node, or no longer. 0, or of nodes that say none: its GPUs."""
@@ -111,14 +145,13 @@ class Free:
     def fits(self, need: Need, among: int) -> bool:
         """Whether a job fits on some of these nodes."""
         assert isinstance(need, Gang), "parts are of `Gres`"
-        among &= need.on
         whole, rest = divmod(need.gpus, need.each)
-        idle = (self.at_least[need.each] & among).bit_count() if whole else 0
+        idle = (self._with(need, need.each) & among).bit_count() if whole else 0
         if idle < whole:
             return False
         if not rest:
             return True
-        some = (self.at_least[rest] & among).bit_count()
+        some = (self._with(need, rest) & among).bit_count()
         return some > whole if whole else some > 0
 
     def choose(self, need: Need, among: int) -> Units | None:
@@ -126,14 +159,13 @@ class Free:
         if not self.fits(need, among):
             return None
         assert isinstance(need, Gang), "parts are of `Gres`"
-        among &= need.on
         whole, rest = divmod(need.gpus, need.each)
-        nodes = self.tightest(self.at_least[need.each] & among, whole)
-        placement = tuple((node, need.each) for node in nodes)
+        nodes = self.tightest(self._with(need, need.each) & among, whole)
+        placement = tuple((node, self._held(node, need.each, need.kind)) for node in nodes)
         if not rest:
             return placement
-        (last,) = self.tightest(self.at_least[rest] & among & ~mask_of(nodes), 1)
-        return (*placement, (last, rest))
+        (last,) = self.tightest(self._with(need, rest) & among & ~mask_of(nodes), 1)
+        return (*placement, (last, self._held(last, rest, need.kind)))
 
     def tightest(self, mask: int, count: int) -> list[int]:
         """So many nodes of a mask."""

@@ -130,7 +130,7 @@ class Slurm(Rules, QueuePolicy):
             else:
                 nodes = list(board.free) if self.per_node else [1] * board.whole_gpus
                 told = self.cluster if self.per_node else Cluster()
-                free = Free(nodes, self.per_node or 1, told.node_cpus, told.sizes, told.by_weight)
+                free = Free(nodes, self.per_node or 1, told.node_cpus, told.sizes, told.by_weight, told.mixed)
             state = board.memory = State(free)
             for job in board.running.values():
                 units = job.placement if self.per_node else state.free.choose(self.need(job), state.whole)
@@ -175,11 +175,16 @@ class Slurm(Rules, QueuePolicy):
             for name, count, _, _ in self.limits(job):
                 state.gpus[name] -= count
                 state.jobs[name] -= 1
-            if completing_s:
-                state.completing.append((now_ns + round(completing_s * NS), units))
-            else:
-                self._free(units, board, state)
+            for after_s, back in self.back_after(units, completing_s):
+                if after_s:
+                    state.completing.append((now_ns + round(after_s * NS), back))
+                else:
+                    self._free(back, board, state)
         board.released.clear()
+
+    def back_after(self, units: Units, completing_s: float) -> Iterator[tuple[float, Units]]:
+        """How long after its end which units of a job are free."""
+        yield completing_s, units
 
     def _update(self, board: Board, state: State) -> None:
         """What is free, where something has changed."""
@@ -201,6 +206,7 @@ class Slurm(Rules, QueuePolicy):
     def _free(self, units: Units, board: Board, state: State) -> None:
         if self.per_node and self.unit == 1:
             board.touched.update(node for node, _ in units)
+            state.free.add_kinds(units)
         else:
             state.free.add(units)
 
@@ -222,7 +228,7 @@ class Slurm(Rules, QueuePolicy):
     def _take(self, job: Running, placement: Placement, units: Units, state: State) -> None:
         state.placed[job.index] = job, placement, units
         state.free.load(units, job.owner.cpus)
-        state.preempting.discard(job.index)
+        state.preempting.pop(job.index, None)
         for name, count, _, _ in self.limits(job):
             state.gpus[name] = state.gpus.get(name, 0) + count
             state.jobs[name] = state.jobs.get(name, 0) + 1
@@ -245,7 +251,7 @@ class Slurm(Rules, QueuePolicy):
     def _main(self, queue: list[Running], board: Board, state: State) -> Iterator[Move]:
         """Jobs in order, until each partition is stopped."""
         stopped: set[str] = set()
-        blocked, whole = 0, state.whole
+        blocked, whole = self.ending(state), state.whole
         for job in queue[: self.main_depth or None]:
             partition = self.cluster.partition(job.queue)
             name = partition.name if partition else ""
@@ -258,6 +264,7 @@ class Slurm(Rules, QueuePolicy):
                 continue
             for victim in victims(self, job, units & ~blocked, board, state):
                 yield from self.preempt(victim, board, state)
+            blocked |= self.ending(state)
             placed = state.free.choose(self.need(job), units & ~blocked) if job.index in state.preempting else None
             if placed is not None:
                 yield self.start(job, placed, board, state)
@@ -295,13 +302,15 @@ class Slurm(Rules, QueuePolicy):
 
     def _stop(self, job: Running, board: Board, state: State) -> Iterator[Move]:
         mode = mode_of(self.cluster, job)
+        completing_s = max(self.completing_s, self.stopped_completing_s)
         if mode == CANCEL:
             yield job, EMPTY
         else:
-            if mode == REQUEUE:
-                state.not_before[job.index] = board.moment.ns + round(self.requeue_after_s * NS)
+            if mode == REQUEUE:  # counted, in whole seconds, from when its nodes are back
+                back_ns = board.moment.ns + round(completing_s * NS)
+                state.not_before[job.index] = back_ns // S_NS * S_NS + round(self.requeue_after_s * NS)
             yield job, None
-        self._release(board, state, max(self.completing_s, self.stopped_completing_s))
+        self._release(board, state, completing_s)
         self._update(board, state)
 
 

@@ -15,10 +15,9 @@ REORDERS = 2  # of candidates: the first, and preempt_reorder_count of 1
 def victims(rules: Rules, job: Running, among: int, board: Board, state: State) -> list[Running]:
     """The jobs that are stopped for this one; none where it may not, or where stopping all would not do."""
     cluster = rules.cluster
-    if not cluster.preempts_by or job.index in state.preempting:
-        return []
-    candidates = [other for other in board.running.values() if _may_stop(cluster, job, other, board, state)]
-    candidates = [other for other in candidates if mask_of(node for node, _ in state_units(other, state)) & among]
+    now_ns, since_ns = board.moment.ns, state.preempting.get(job.index)
+    still_going_on = since_ns is not None and now_ns - since_ns < cluster.again_s * NS
+    candidates = [] if still_going_on else stoppable(rules, job, among, board, state)
     if not candidates:
         return []
     candidates.sort(key=lambda other: _worth(cluster, other))
@@ -45,8 +44,17 @@ def victims(rules: Rules, job: Running, among: int, board: Board, state: State) 
         }
         before.sort(key=lambda other: -shared[other.index])
         candidates = [last, *before, *candidates[len(removed) :]]
-    state.preempting.add(job.index)
+    state.preempting[job.index] = now_ns
     return [other for other in removed if mask_of(node for node, _ in state_units(other, state)) & claim]
+
+
+def stoppable(rules: Rules, job: Running, among: int, board: Board, state: State) -> list[Running]:
+    """The running jobs on some of these nodes that may be stopped for this one."""
+    cluster = rules.cluster
+    if not cluster.preempts_by:
+        return []
+    jobs = [other for other in board.running.values() if _may_stop(cluster, job, other, board, state)]
+    return [other for other in jobs if mask_of(node for node, _ in state_units(other, state)) & among]
 
 
 def _may_stop(cluster: Cluster, job: Running, other: Running, board: Board, state: State) -> bool:

@@ -57,6 +57,13 @@ class Rules:
     def _accounts(self) -> dict[str, Association]:
         return {association.account: association for association in self.cluster.associations if not association.user}
 
+    def ending(self, state: State) -> int:
+        """Units on which nothing starts now and nobody is stopped, as a job is still ending there; as bits.
+
+        Of sites that preempt: elsewhere it is over at once, and the compiled loops plan its end as that of any job.
+        """
+        return state.busy if self.cluster.preempts_by else 0
+
     @property
     def recalculates(self) -> bool:
         """Whether priorities change while jobs wait."""
@@ -168,14 +175,16 @@ class Rules:
         key = gpus, nodes, gpu, among
         if key not in self._gangs:
             on = self.cluster.of_type(gpu) if self.per_node and gpu and any(self.cluster.types) else -1
+            mixed = self.cluster.mixed if on != -1 else ()
             sizes = sorted(self._whole[node] for node in bits(among & on)) if self._whole else []
+            sizes = sorted(mixed[node].get(gpu, 0) for node in bits(among & on)) if mixed else sizes
             each = self.per_node or 1
-            if nodes > 1 and gpus % nodes == 0 and gpus // nodes <= each:
+            if nodes > (not mixed) and gpus % nodes == 0 and gpus // nodes <= each:
                 each = gpus // nodes
             elif sizes:
                 enough = (size for at, size in enumerate(sizes) if size * (len(sizes) - at) >= gpus)
                 each = max(enough, default=sizes[-1]) or 1
-            self._gangs[key] = Gang(gpus, each, on)
+            self._gangs[key] = Gang(gpus, each, on, gpu if mixed and on else "")
         return self._gangs[key]
 
     def nodes_of(self, job: Running, whole: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from windtunnel.studies.fleet.clock.decision import Placement
 from windtunnel.studies.fleet.clock.running import Running
-from windtunnel.studies.fleet.policies.slurm.nodes import Free, Units
+from windtunnel.studies.fleet.policies.slurm.nodes import Free, Units, mask_of
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
 
 
@@ -23,12 +23,17 @@ class State:
     priorities: dict[int, tuple[float, ...]] = field(default_factory=dict)
     not_before: dict[int, int] = field(default_factory=dict)  # of requeued jobs
     doomed: dict[int, int] = field(default_factory=dict)  # running jobs in their grace time
-    preempting: set[int] = field(default_factory=set)
+    preempting: dict[int, int] = field(default_factory=dict)  # when a waiting job stopped others
     calculated_ns: int | None = None  # the period of the last calculation of priorities
     valued_ns: int = 0  # when it was; jobs that came after have the priority of their submission
     waiting: int = 0  # as it was last asked
     changed: bool = True  # since the last backfill
     news: bool = True  # since the main loop looked last
+
+    @property
+    def busy(self) -> int:
+        """Units on which a job is still ending, as bits: nothing starts there, and nobody is stopped there for it."""
+        return mask_of(node for _, units in self.completing for node, _ in units)
 
     @property
     def whole(self) -> int:
