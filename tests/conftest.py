@@ -1,11 +1,12 @@
 """Shared by all tests: property tests have no deadline, because these run on shared machines.
 
-Their examples are the same in every run, so that a change fails for what it changed. HYPOTHESIS_PROFILE=random draws
-anew, with four times as many examples where a test names no number of its own.
+Their examples are the same in every run, so that a change fails for what it changed; the same ones again and again find
+little, so there are two fifths of the number that a test names. HYPOTHESIS_PROFILE=random draws anew, and all of them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -22,10 +23,25 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
-    "windtunnel", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40, derandomize=True
+    "windtunnel", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=16, derandomize=True
 )
 settings.register_profile("random", settings.get_profile("windtunnel"), derandomize=False, max_examples=240)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "windtunnel"))
+
+FEWEST = 16  # examples, where a test names as many
+FEWER: set[object] = set()  # tests that draw fewer by now: those of several parameters are one function
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Fewer examples, where they are the same in every run."""
+    test = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    named = getattr(test, "_hypothesis_internal_use_settings", None)
+    if named is not None and named.derandomize and test not in FEWER:
+        FEWER.add(test)
+        fewer = min(named.max_examples, max(FEWEST, math.ceil(0.4 * named.max_examples)))
+        test._hypothesis_internal_use_settings = settings(named, max_examples=fewer)
+
 
 COMPILING_S = 300.0  # then a worker goes on: one of the others may have ended
 TOGETHER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
