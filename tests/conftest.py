@@ -34,7 +34,7 @@ FEWER: set[object] = set()  # tests that draw fewer by now: those of several par
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Fewer examples, where they are the same in every run."""
-    test = getattr(item, "obj", None)
+    test: Any = getattr(item, "obj", None)
     test = getattr(test, "__func__", test)
     named = getattr(test, "_hypothesis_internal_use_settings", None)
     if named is not None and named.derandomize and test not in FEWER:
@@ -90,15 +90,39 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["compiled"] = stash[TOGETHER].name
 
 
+def compile_in_turn(folder: Path) -> None:
+    """What is in one file of kernels one worker compiles at a time: the others find it compiled."""
+    import fcntl
+
+    dispatcher: Any = import_module("numba.core.dispatcher").Dispatcher
+    compile_now, held = dispatcher.compile, set()
+    ours = Path(import_module("windtunnel.physics.engine.compiled").__path__[0])
+
+    def compile_here(self: Any, signature: object) -> object:
+        file = Path(self.py_func.__code__.co_filename)
+        if file in held or ours not in file.parents:
+            return compile_now(self, signature)
+        with (folder / f"{file.stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            held.add(file)
+            try:
+                return compile_now(self, signature)
+            finally:
+                held.discard(file)
+
+    dispatcher.compile = compile_here
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """On a machine that has no compiled kernels each of several workers would compile all: each compiles a part."""
     given = getattr(config, "workerinput", None)
     if given is None or "compiled" not in given or given["workercount"] < len(PARTS):
         return
     number, done = int(given["workerid"].removeprefix("gw")), Path(given["compiled"])
+    compile_in_turn(done)
     if number < len(PARTS):
         PARTS[number]()
         (done / str(number)).touch()
     until = time.monotonic() + COMPILING_S
-    while sum(1 for _ in done.iterdir()) < len(PARTS) and time.monotonic() < until:
+    while not all((done / str(part)).exists() for part in range(len(PARTS))) and time.monotonic() < until:
         time.sleep(0.1)
