@@ -119,6 +119,7 @@ def _run(module: str, words: list[str], env: dict[str, str] | None, streams: tup
         warnings.filterwarnings("ignore", "'windtunnel.*' found in sys.modules", RuntimeWarning)
         try:
             if module.endswith(".py"):
+                sys.path.insert(0, str(Path(module).parent))
                 runpy.run_path(module, run_name="__main__")
             else:
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
