@@ -28,7 +28,7 @@ settings.register_profile(
 settings.register_profile("random", settings.get_profile("windtunnel"), derandomize=False, max_examples=240)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "windtunnel"))
 
-FEWEST = 16  # examples, where a test names as many
+FEWEST = 8  # examples, where a test names as many
 FEWER: set[object] = set()  # tests that draw fewer by now: those of several parameters are one function
 
 
@@ -37,7 +37,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     test: Any = getattr(item, "obj", None)
     test = getattr(test, "__func__", test)
     named = getattr(test, "_hypothesis_internal_use_settings", None)
-    if named is not None and named.derandomize and test not in FEWER:
+    usual = settings().max_examples
+    if named is not None and named.derandomize and named.max_examples != usual and test not in FEWER:
         FEWER.add(test)
         fewer = min(named.max_examples, max(FEWEST, math.ceil(0.4 * named.max_examples)))
         test._hypothesis_internal_use_settings = settings(named, max_examples=fewer)
