@@ -33,7 +33,7 @@ EARLY = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", HASH_SEED: "0"}
 def windtunnel(
     *words: str, cwd: Path, env: dict[str, str], timeout: float = 300, module: str = "windtunnel"
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m MODULE WORDS`. Raises subprocess.TimeoutExpired."""
+    """`python -m MODULE WORDS`, or of a script's path `python SCRIPT.py WORDS`. Raises subprocess.TimeoutExpired."""
     assert env.get("OMP_NUM_THREADS", "1") == "1", "the server was started with one thread"
     out, err = cwd / ".stdout", cwd / ".stderr"
     told = {
@@ -118,7 +118,11 @@ def _run(module: str, words: list[str], env: dict[str, str] | None, streams: tup
         sys.argv = [module, *words]
         warnings.filterwarnings("ignore", "'windtunnel.*' found in sys.modules", RuntimeWarning)
         try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            if module.endswith(".py"):
+                sys.path.insert(0, str(Path(module).parent))
+                runpy.run_path(module, run_name="__main__")
+            else:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
             status = 0
         except SystemExit as ended:
             if isinstance(ended.code, str):

@@ -5,6 +5,7 @@ python pipeline_stage.py STAGE OF WORLD_SIZE PORT
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -14,7 +15,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from windtunnel.real.capture.virtual_world.world import World
 
-stage, stages, world_size, port = map(int, sys.argv[1:])
+stages, world_size, port = map(int, sys.argv[1:])
+stage, others = 0, []
+for other in range(1, stages):  # a process each
+    others.append(os.fork())
+    if others[-1] == 0:
+        stage, others = other, []
+        break
 torch.set_num_threads(1)
 rank = stage * (world_size // stages) + 3
 with World(rank, world_size, mailbox=connect_mailbox(port), mailbox_timeout_s=60) as world:
@@ -42,4 +49,5 @@ with World(rank, world_size, mailbox=connect_mailbox(port), mailbox_timeout_s=60
     assert any(call.is_control and call.is_message for call in world.calls)
     assert all(torch.isfinite(loss) for loss in losses)
     assert all(torch.isfinite(p.grad).all() for p in module.parameters())
-print("ok", stage)
+print("ok", stage, flush=True)
+sys.exit(any(os.waitpid(pid, 0)[1] for pid in others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -157,10 +158,10 @@ def test_what_differs_under_the_same_order_too_is_no_finding(tmp_path: Path, mon
     assert os.environ.get(HASH_SEED) is None
 
 
-@pytest.mark.parametrize(("cpu_s", "runs"), [(1.0, 3), (12.0, 2), (40.0, 1)])
 def test_a_rank_is_run_again_under_as_many_seeds_as_it_and_those_it_waits_for_have_time_for(
-    cpu_s: float, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Decided again and again of one capture; in the place of each run again is the run that there was."""
     pytest.importorskip("torch")
     from windtunnel.real.capture import checks
     from windtunnel.real.capture.arguments import Launch
@@ -168,14 +169,22 @@ def test_a_rank_is_run_again_under_as_many_seeds_as_it_and_those_it_waits_for_ha
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    spent = iter(range(99))
-    monkeypatch.setattr(checks, "ended_children_cpu_s", lambda: cpu_s * next(spent), raising=False)
-    seeds: list[str] = []
-    run_under = checks.Checks._run_under
-    monkeypatch.setattr(
-        checks.Checks, "_run_under", lambda self, seed, *rest: seeds.append(seed) or run_under(self, seed, *rest)
-    )
+    seeds: dict[float, list[str]] = {}
+    compare = checks.Checks.compare_orders_of_sets
+
+    def compare_often(self: checks.Checks, task: dict[str, object]) -> None:
+        for cpu_s in (1.0, 12.0, 40.0):
+            spent, seeds[cpu_s] = iter(range(99)), []
+            monkeypatch.setattr(checks, "ended_children_cpu_s", lambda: cpu_s * next(spent))  # noqa: B023
+            monkeypatch.setattr(
+                checks.Checks,
+                "_run_under",
+                lambda self, seed, *rest: seeds[cpu_s].append(seed) or nullcontext(self._workers),  # noqa: B023
+            )
+            compare(self, task)
+
+    monkeypatch.setattr(checks.Checks, "compare_orders_of_sets", compare_often)
     (tmp_path / "train.py").write_text(SCRIPT.replace("SIZE", "4").replace("ORDER", "sorted(stats)") + HARMLESS)
     launch = Launch("train.py", (), is_module=False, world_size=2, local_world_size=2)
     assert capture_job(launch, Options(device="cpu"), tmp_path / "out")["findings"] == []
-    assert seeds == list(checks.HASH_SEEDS[:runs])
+    assert seeds == {cpu_s: list(checks.HASH_SEEDS[:runs]) for cpu_s, runs in ((1.0, 3), (12.0, 2), (40.0, 1))}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from forked import windtunnel
 
 torch = pytest.importorskip("torch")
 
@@ -40,12 +39,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Any]]]
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    command = [sys.executable, "-W", "ignore", str(SCRIPT)]
-    players = [
-        subprocess.Popen([*command, str(rank), str(port), str(folder / f"{rank}.pt")], env=environment)
-        for rank in (0, 1)
-    ]
-    assert [player.wait(timeout=120) for player in players] == [0, 0]
+    done = windtunnel(str(port), str(folder), cwd=folder, env=environment, timeout=120, module=str(SCRIPT))
+    assert done.returncode == 0, done.stderr[-2000:]
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import windtunnel
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -248,13 +248,9 @@ def test_steps_without_data_make_the_calls_of_steps_with_data(make: Any) -> None
     assert calls(ears.begun) == calls(world.calls)
 
 
-def test_the_stages_of_a_pipeline_at_1023_reach_each_other() -> None:
+def test_the_stages_of_a_pipeline_at_1023_reach_each_other(tmp_path: Path) -> None:
     box = serve_mailbox()
     script = Path(__file__).with_name("pipeline_stage.py")
-    command = [sys.executable, "-W", "ignore", str(script)]
-    stages = [
-        subprocess.Popen([*command, str(stage), "3", "1023", str(box.port)], stdout=subprocess.PIPE)
-        for stage in range(3)
-    ]
-    told = [stage.communicate(timeout=120)[0].decode().split() for stage in stages]
-    assert told == [["ok", "0"], ["ok", "1"], ["ok", "2"]]
+    done = windtunnel("3", "1023", str(box.port), cwd=tmp_path, env={**os.environ}, timeout=120, module=str(script))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sorted(done.stdout.splitlines()) == ["ok 0", "ok 1", "ok 2"]

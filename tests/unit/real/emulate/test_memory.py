@@ -1,11 +1,11 @@
 """The peak of a step from the allocator's log."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import windtunnel
 
 from windtunnel.real.emulate.memory import MARK, OPTIMIZER_MARK, peak_of, read_log
 
@@ -118,8 +118,9 @@ print(watch.stop(Path(sys.argv[2]), []).allocated_bytes)
 def test_the_printed_peak_of_a_real_loop_is_what_is_allocated(set_to_none: bool, tmp_path: Path) -> None:
     """In a process of its own: the log is the whole process's, and so holds what other tests leave to be collected."""
     pytest.importorskip("torch")
-    words = [sys.executable, "-c", LOOP, str(set_to_none), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    done = windtunnel(str(set_to_none), str(tmp_path), cwd=tmp_path, env={**os.environ}, module=str(script))
     assert done.returncode == 0, done.stderr
     # Weights and as many gradients. A new gradient meets the one that it is added to where those are kept.
     weight = 1024 * 1024 * 4

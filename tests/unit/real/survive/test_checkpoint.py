@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from forked import windtunnel
 
 torch = pytest.importorskip("torch")
 from windtunnel.errors import InputFileError  # noqa: E402
@@ -217,21 +217,12 @@ for job in sys.argv[2:]:
 
 
 def test_resharding_restores_equal_weights_and_is_asked_for(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", JOBS, str(tmp_path / "saved"), "save:2", "reshard:3", "restore:3"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=240)
-        finally:
-            with suppress(ProcessLookupError):  # ranks that still wait for each other, if there are any
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, err[-3000:]
-    saved, restored, refused = (line for line in out.splitlines() if line.startswith(("SUM", "REFUSED")))
+    script = tmp_path / "jobs.py"
+    script.write_text(JOBS)
+    words = (str(tmp_path / "saved"), "save:2", "reshard:3", "restore:3")
+    done = windtunnel(*words, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240, module=str(script))
+    assert done.returncode == 0, done.stderr[-3000:]
+    saved, restored, refused = (line for line in done.stdout.splitlines() if line.startswith(("SUM", "REFUSED")))
     # Sums over shards of other sizes have another order; in double precision they agree closely.
     numbers = [[float.fromhex(word) for word in line.split()[1:]] for line in (saved, restored)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-12)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -290,3 +291,13 @@ def test_a_restart_takes_from_the_minutes_that_follow_it(bert: SpotModel) -> Non
     assert (empty[0].layout, empty[0].samples, empty[0].idle_s) == ((0, 0), 0.0, interval_s)
     nobody = on_demand(bert, SpotTrace((Minute(0, 0, 0),), 0))
     assert (nobody[0].layout, nobody[0].move_ms) == ((0, 0), 0.0)
+
+
+def test_a_node_that_goes_ends_a_job_that_has_most_of_the_nodes(bert: SpotModel) -> None:
+    """Eight nodes of 20, of 19 and of 15: the first two lose idle ones, 8 > 15 - 8 one of the job."""
+    model = replace(bert, samples_per_s={(2, 4): 1.0})
+    trace = SpotTrace((Minute(0, 20, 0), Minute(20, 0, 1), Minute(19, 0, 4), Minute(15, 0, 1), Minute(14, 0, 0)), 0)
+    again = model.checkpoint_ms + model.restart_ms((2, 4), adding=True)  # seven of its nodes are left
+    found = varuna(model, trace)
+    assert [one.layout for one in found] == [(2, 4)] * 5
+    assert [one.move_ms for one in found] == pytest.approx([again, 0, 0, again, 0])

@@ -129,6 +129,14 @@ def test_a_mixtures_layer_is_read_at_the_experts_that_its_tokens_reach(tmp_path:
         )
 
 
+def test_beside_one_file_those_of_its_folder_that_say_kernels_are_read(tmp_path: Path) -> None:
+    whole = prices(tmp_path)
+    (tmp_path / "layers.csv").rename(tmp_path / "more_kernels.csv")
+    (tmp_path / "notes.csv").write_text("who,what\nnobody,nothing\n")
+    alone = table_prices(tmp_path / "attention.csv", MODEL, SimpleNamespace(tp=1), CLUSTER)  # type: ignore[arg-type]
+    assert [alone.dense(size) for size in (1.0, 5.0)] == [whole.dense(size) for size in (1.0, 5.0)]
+
+
 def test_tables_that_are_not_there_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="holds no table"):
         table_prices(tmp_path / "nothing", MODEL, SimpleNamespace(tp=1), CLUSTER)  # type: ignore[arg-type]

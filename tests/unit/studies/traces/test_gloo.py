@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked import windtunnel
 
 from windtunnel.studies.traces.read import read_trace
 from windtunnel.studies.traces.stragglers.counterfactuals import explain
@@ -25,7 +25,9 @@ import os, sys
 import torch, torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
-rank, folder, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+folder, port = sys.argv[1:]
+other = os.fork()
+rank = int(other == 0)
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 torch.set_num_threads(1)
 dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -43,6 +45,8 @@ with profile(
         optimizer.zero_grad()
         recording.step()
 dist.destroy_process_group()
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 
 
@@ -54,13 +58,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    ranks = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(folder), port], stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    for process in ranks:
-        _, said = process.communicate(timeout=240)
-        assert process.returncode == 0, said.decode()[-2000:]
+    done = windtunnel(str(folder), port, cwd=folder, env={**os.environ}, timeout=240, module=str(script))
+    assert done.returncode == 0, done.stderr[-2000:]
     return [folder / f"rank{rank}.json.gz" for rank in range(2)]
 
 

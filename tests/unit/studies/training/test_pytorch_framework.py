@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -340,6 +341,18 @@ def test_a_gpu_has_no_fused_attention_for_fp32_and_fewer_heads_for_keys_and_valu
     many, few = (core(kv_heads=kv, seq_len=4096) for kv in (2, 8))
     assert one.forward(many).seconds > 2 * other.forward(few).seconds
     assert one.input_gradient(many).seconds > one.forward(many).seconds
+
+
+def test_beside_a_kernel_on_a_cpu_are_the_calls_that_were_measured_in_each_round_of_a_loop() -> None:
+    """`linear`: a module's call of 3 us and two views of 2 us; five experts in a loop: five times that."""
+    pricer = Pricer(laid_out(calibrated_cpu()))
+    pricer._measured_host = {"module_call_s": 3e-6, "view_call_s": 2e-6}
+    op = next(op for op in operations(laid_out(calibrated_cpu())) if op.kind == "gemm")
+    calls = {"gemm": {"module_call_s": 1.0, "view_call_s": 2.0}}
+    for repeats, times in ((0, 1), (1, 1), (5, 5)):
+        found = pricer._beside(replace(op, repeats=repeats), calls)
+        assert (found.seconds, found.p5, found.p95) == pytest.approx([times * f * 7e-6 for f in (1, 0.6, 1.6)])
+    assert pricer._beside(replace(op, kind="scan"), calls).seconds == 0
 
 
 def test_plain_products_keep_their_probabilities() -> None:

@@ -14,7 +14,8 @@ from windtunnel.physics.model import read_config, transformer
 from windtunnel.physics.model.layers.layer import head_operations, layer_operations
 from windtunnel.physics.model.operations import KEPT_BYTES, Operation, Shard
 from windtunnel.studies.training.memory.forward_trace import Tape, write
-from windtunnel.studies.training.memory.saved_tensors import Keeping, kept_products
+from windtunnel.studies.training.memory.pass_trace import Stringing, Unit, string_together
+from windtunnel.studies.training.memory.saved_tensors import Keeping, WeightGradient, kept_products
 
 H, HEADS, KV, FFN, S, B, W = 24, 6, 3, 40, 16, 2, 2
 D, T = H // HEADS, S * B
@@ -187,3 +188,28 @@ def test_per_op_recomputation_keeps_every_other_matrix_of_a_layer_with_queries_k
     kept = {"qkv": (q + v) / (q + k + v), "out": 0.0, "mlp_up": 0.5, "mlp_down": 1.0}
     assert kept_products(layer(), compiled=False) == kept
     assert kept_products(layer(), compiled=True) == {**kept, "mlp_down": 0.0}
+
+
+def backward_of(*units: Unit, **how: bool) -> list[tuple[int, int]]:
+    """Events of a piece's backward pass."""
+    events: list[tuple[int, int]] = string_together(list(units), 8, Stringing(**how)).backward.tolist()
+    return [(int(slot), int(size)) for slot, size in events]
+
+
+# Slots: input, output, gradient of the output, that of the input, two that are made and freed one after the other.
+BLOCK = Tape(((1, 8),), ((4, 3), (4, 0), (5, 7), (5, 0), (3, 8), (1, 0), (2, 0)), (8, 8, 8, 8, 3, 7), 1, 2, 3, ())
+LEARNS = (WeightGradient(2, -1, -1, (), 2),)  # from the third event on
+
+
+def test_parameters_are_gathered_before_a_blocks_first_gradient_and_behind_a_loss() -> None:
+    block = backward_of(Unit(replace(BLOCK, learners=LEARNS), gathered=100))
+    assert [size for _, size in block] == [8, 100, 3, -3, 7, -7, 8, -8, -8, -100, -8]
+    head = replace(BLOCK, forward=(), backward=BLOCK.backward[:5], output=-1, incoming=-1, learners=LEARNS)
+    assert [size for _, size in backward_of(Unit(head, gathered=100))] == [3, -3, 100, 7, -7, 8, -100, -8]
+
+
+def test_the_flat_buffer_of_the_last_block_is_made_first_and_each_others_while_the_one_behind_it_goes_back() -> None:
+    units = [Unit(BLOCK, gathered=100 + at, flat=10 + at) for at in range(3)]
+    sizes = [size for _, size in backward_of(*units, fsdp2=True) if abs(size) > 8]
+    # Into the flat buffer, copied out of it, the next one's meanwhile; then the block's parameters go.
+    assert sizes == [12, 102, -12, 11, -102, 101, -11, 10, -101, 100, -10, -100]

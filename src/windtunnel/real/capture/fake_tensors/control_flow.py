@@ -105,10 +105,21 @@ def _python() -> str:
     return os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 
 
+_real_folder = functools.cache(os.path.realpath)
+
+
+def _real(path: str) -> str:
+    """`os.path.realpath` of a file: two thousand are imported with PyTorch, of few folders."""
+    folder, name = os.path.split(path)
+    if not folder or os.path.islink(path):
+        return os.path.realpath(path)
+    return os.path.join(_real_folder(folder), name)
+
+
 @functools.cache
 def _frame_of(path: str) -> tuple[bool, bool, str]:
     """Of a file: whether it is no part of Python, PyTorch or us; whether it is no installed package; its short name."""
-    real = os.path.realpath(path)
+    real = _real(path)
     package = next((folder for folder in installed_folders() if real.startswith(folder)), None)
     outside = is_script(path) and not path.startswith("<") and (package is not None or not real.startswith(_python()))
     if package is not None:

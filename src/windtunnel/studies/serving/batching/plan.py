@@ -11,6 +11,7 @@ the policy, and fails an assertion.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,6 +37,7 @@ class State(Protocol):
 
     rules: Rules
     pool: BlockPool
+    host_pool: BlockPool  # its held blocks are those of the swapped
     waiting: deque[Sequence]  # in the order of arrival, preempted ones at the head
     steps: int  # decode steps so far
 
@@ -48,8 +50,8 @@ class State(Protocol):
         """Admitted and on the GPU, in the order of admission."""
 
     @property
-    def swapped(self) -> Listed[Sequence]:
-        """Admitted, with their blocks in host memory."""
+    def swapped(self) -> Mapping[int, Sequence]:
+        """Admitted, with their blocks in host memory, by index."""
 
 
 class Batching(Protocol):

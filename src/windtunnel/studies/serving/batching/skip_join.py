@@ -13,7 +13,7 @@ Source: LLMServe/FastServe, fastserve/scheduler.py. A request's KV stays whole, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import final
 
 from windtunnel.studies.serving.batching.plan import Plan, State
@@ -60,9 +60,7 @@ class SkipJoinBatching:
         self._join(state)
         if self._steps % LOOK_EVERY == 0:
             self._promote(state.now_ns)
-        on_host = {sequence.index for sequence in state.swapped}
-        chosen = self._pick(state, on_host)
-        plan = self._room(state, chosen, on_host)
+        plan = self._room(state, self._pick(state), state.swapped)
         for sequence in plan.decode:
             self._take(sequence, state.now_ns)
         for sequence, _ in plan.chunks:
@@ -115,11 +113,11 @@ class SkipJoinBatching:
                 self._used_at[sequence.index] = sequence.used_ns
                 self._queues[0].append(sequence)
 
-    def _pick(self, state: State, on_host: set[int]) -> list[Sequence]:
+    def _pick(self, state: State) -> list[Sequence]:
         """By priority, up to the batch and the token budget of prompts."""
         chosen: list[Sequence] = []
         budget = self.prompt_tokens
-        host_free = self.host_blocks - sum(sequence.blocks for sequence in state.swapped)
+        host_free = self.host_blocks - state.host_pool.held
         held_back = bool(state.running or state.swapped) and host_free < HOST_KEPT * self.host_blocks
         for queue in self._queues:
             for sequence in queue:
@@ -134,7 +132,7 @@ class SkipJoinBatching:
                 chosen.append(sequence)
         return chosen
 
-    def _room(self, state: State, chosen: list[Sequence], on_host: set[int]) -> Plan:
+    def _room(self, state: State, chosen: list[Sequence], on_host: Container[int]) -> Plan:
         """Swaps that make the chosen fit; those that cannot are left for later, last first."""
         size = state.rules.block_size
         needs = {sequence.index: _blocks_needed(sequence, size, on_host) for sequence in chosen}
@@ -142,9 +140,9 @@ class SkipJoinBatching:
         need = sum(needs.values())
         keep = min(max(self.batch, state.rules.watermark_blocks), state.pool.total // 4)
         free = state.pool.free
-        host_free = self.host_blocks - sum(sequence.blocks for sequence in state.swapped)
+        host_free = self.host_blocks - state.host_pool.held
         plan = Plan()
-        for queue in reversed(self._queues):
+        for queue in reversed(self._queues if need + keep > free else ()):
             for sequence in reversed(queue):
                 if need + keep <= free:
                     break
@@ -181,20 +179,20 @@ class SkipJoinBatching:
                 coming -= upcoming.blocks
         return plan
 
-    def _make_way(self, plan: Plan, first: Sequence, on_host: set[int], lacking: int) -> int:
+    def _make_way(self, plan: Plan, first: Sequence, on_host: Container[int], lacking: int) -> int:
         """Drop caches from the lowest level up until the first in line fits; it always does alone."""
         freed = 0
-        away = {sequence.index for sequence in (*plan.swap_out, *plan.preempt)} | on_host | {first.index}
+        away = {sequence.index for sequence in (*plan.swap_out, *plan.preempt)} | {first.index}
         for queue in reversed(self._queues):
             for sequence in reversed(queue):
                 if freed >= lacking:
                     return freed
-                if sequence.blocks > 0 and sequence.index not in away:
+                if sequence.blocks > 0 and sequence.index not in away and sequence.index not in on_host:
                     plan.preempt.append(sequence)
                     freed += sequence.blocks
         return freed
 
-    def _next_on_host(self, on_host: set[int], chosen: set[int]) -> list[Sequence]:
+    def _next_on_host(self, on_host: Container[int], chosen: set[int]) -> list[Sequence]:
         """Those on host among the next `batch` in line."""
         sequences: list[Sequence] = []
         seen = 0
@@ -210,7 +208,7 @@ class SkipJoinBatching:
         return sequences
 
 
-def _blocks_needed(sequence: Sequence, size: int, on_host: set[int]) -> int:
+def _blocks_needed(sequence: Sequence, size: int, on_host: Container[int]) -> int:
     if sequence.blocks == 0:
         return -(-sequence.known // size)
     back = sequence.blocks if sequence.index in on_host else 0

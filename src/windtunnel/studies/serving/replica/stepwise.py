@@ -46,7 +46,7 @@ class StepwiseReplica:
         self.host_pool = BlockPool(host_blocks)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.swapped: list[Sequence] = []
+        self.swapped: dict[int, Sequence] = {}  # by index
         self.tally = Tally()
         self.steps = 0
         self.next_ns = NEVER
@@ -111,12 +111,12 @@ class StepwiseReplica:
             pool.release(sequence.blocks, ())
             self.host_pool.take(sequence.blocks)
             self.running.remove(sequence)
-            self.swapped.append(sequence)
+            self.swapped[sequence.index] = sequence
             moved += sequence.blocks
         for sequence in plan.swap_in:
             self.host_pool.release(sequence.blocks, ())
             pool.take(sequence.blocks)
-            self.swapped.remove(sequence)
+            del self.swapped[sequence.index]
             self.running.append(sequence)
             moved += sequence.blocks
         for sequence, _ in plan.chunks:
