@@ -98,7 +98,7 @@ def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[s
         raise SpecError("arguments", name, "give plain JSON") from None
     if size > LONGEST:
         raise SpecError("arguments", f"{size:,} characters", f"give at most {LONGEST:,}")
-    from windtunnel.studies.serving.started import is_line
+    from windtunnel.studies.serving.launch.question import is_line
 
     for text in _texts(arguments):
         if not is_line(text):  # its volumes, say, are no files of ours; what it gives the question is looked at below

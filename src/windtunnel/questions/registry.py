@@ -40,7 +40,7 @@ class Verb:
     spells: str = ""
 
 
-STARTED = "windtunnel.studies.serving.started:spelled_out"
+STARTED = "windtunnel.studies.serving.launch.question:spelled_out"
 QUESTIONS: Mapping[str, Verb] = {
     "predict": Verb(
         "windtunnel.questions.asked.predict:Predict",

@@ -21,7 +21,7 @@ from windtunnel.questions.asked.serve.pool import ServePool
 from windtunnel.questions.asked.serve.study import Serve
 
 if TYPE_CHECKING:
-    from windtunnel.studies.serving.manifests import Form
+    from windtunnel.studies.serving.launch.manifests import Form
     from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import ServingAnswer
 
@@ -79,7 +79,7 @@ def show_plan(
 
 
 def _emit(serving_plans: ServingPlans, form: Form, model: str, folder: Path) -> None:
-    from windtunnel.studies.serving.manifests import files_of
+    from windtunnel.studies.serving.launch.manifests import files_of
 
     for name, text in files_of(form, model, serving_plans.sides()).items():
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _started_by(verb: str) -> Reader:
     """What reads a command line of an engine, or a manifest, in the place of the model."""
 
     def reader(command_line: FlagValues) -> Below:
-        from windtunnel.studies.serving.started import started
+        from windtunnel.studies.serving.launch.question import started
 
         text = str(command_line.flags.get("model", ""))
         parts = started(verb, text, rate_is_given=command_line.flags.get("rate") is not None)

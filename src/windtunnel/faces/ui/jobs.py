@@ -54,7 +54,7 @@ os.replace(f"{folder}/.status", f"{folder}/status")
 
 def _names_a_path(part: str) -> bool:
     """Whether a word, or one of an engine's command line, is a path: no rate, and no hub's id of a shipped model."""
-    from windtunnel.studies.serving.manifests import LINE
+    from windtunnel.studies.serving.launch.lines import LINE
 
     pieces = (
         [piece for word in part.split() for piece in (word, word.rpartition("=")[2])] if LINE.search(part) else [part]

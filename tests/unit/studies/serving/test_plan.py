@@ -14,7 +14,8 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.questions.former import current
 from windtunnel.studies.serving import Deployment, load_engine
-from windtunnel.studies.serving.manifests import FORMS, Side, files_of, is_started, parts_of
+from windtunnel.studies.serving.launch.lines import is_started, parts_of
+from windtunnel.studies.serving.launch.manifests import FORMS, Side, files_of
 from windtunnel.studies.serving.placement.fewest import Plan, PlanRun, Shape, fewest, plans_of
 from windtunnel.studies.serving.placement.plan import PlanQuestion, _engine, deployments_of, plan_for, ran
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths

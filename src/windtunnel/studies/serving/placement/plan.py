@@ -24,7 +24,7 @@ from windtunnel.studies.serving.build import Engine, candidate
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, pools_of, run_pools
 from windtunnel.studies.serving.engines.profile import load_engine
-from windtunnel.studies.serving.manifests import Side
+from windtunnel.studies.serving.launch.manifests import Side
 from windtunnel.studies.serving.placement.bounds import bounds_of
 from windtunnel.studies.serving.placement.fewest import Plan, PlanRun, PlanSearch, Shape, fewest
 from windtunnel.studies.serving.placement.spares import Failures, Spares, spares_of

@@ -12,7 +12,8 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.mcp import answered
 from windtunnel.questions import read, spelled_out
 from windtunnel.studies.serving.deployment import Deployment
-from windtunnel.studies.serving.manifests import flags_of, parts_of
+from windtunnel.studies.serving.launch.flags import flags_of
+from windtunnel.studies.serving.launch.lines import parts_of
 
 LINE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 32768 --max-num-seqs 64"
 ASKED = {"cluster": "h100-sxm:2", "requests": {"prompt": 100, "output": 10, "requests": 9}, "load": {"rate": 2}}

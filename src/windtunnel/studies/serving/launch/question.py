@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from windtunnel.errors import SpecError
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.registry import question_class
-from windtunnel.studies.serving.manifests import LINE, Parts, is_started, parts_of
+from windtunnel.studies.serving.launch.lines import LINE, Parts, is_started, parts_of
 
 
 def is_line(text: str) -> bool:
