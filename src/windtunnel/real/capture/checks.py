@@ -259,7 +259,7 @@ class Checks:
     def _run_under(self, seed: str, rank: int, task: Mapping[str, object]) -> Iterator[Workers]:
         """A rank, run in a process with this hash seed."""
         bytecode = str(self._workers.folder / BYTECODE)
-        settings = {**self._workers.settings, "try_to_load": (), "bytecode": bytecode}
+        settings = {**self._workers.settings, "bytecode": bytecode}
         limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
         with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
             try:
