@@ -139,8 +139,9 @@ def captured(folder: Path, ranks: int, step: int, target: list[str]) -> None:
 
 
 def marks(op: Op) -> bool:
-    """Whether DistributedDataParallel notes here, on the host, that a parameter was used."""
-    return op.name.startswith("aten.fill_") and [(*spec[0], spec[1]) for spec in op.inputs] == [("int32",)]
+    """Whether DistributedDataParallel notes here, on the host, that a parameter was used, or forgets it of all."""
+    numbers = [spec[1] for spec in op.inputs] == ["int32"] and len(op.inputs[0][0]) <= 1
+    return op.name.startswith("aten.fill_") and numbers
 
 
 def compare(folder: Path, rank: int, most: float) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from windtunnel.real.capture.arguments import Launch
+from windtunnel.real.capture.processes.fork_server import BYTECODE
 from windtunnel.real.capture.processes.rank_process import ASIDE, program_file
 from windtunnel.real.capture.processes.rank_server import ScriptError
 from windtunnel.real.capture.processes.scheduler import Workers
@@ -257,7 +258,8 @@ class Checks:
     @contextmanager
     def _run_under(self, seed: str, rank: int, task: Mapping[str, object]) -> Iterator[Workers]:
         """A rank, run in a process with this hash seed."""
-        settings = {**self._workers.settings, "try_to_load": ()}
+        bytecode = str(self._workers.folder / BYTECODE)
+        settings = {**self._workers.settings, "bytecode": bytecode}
         limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
         with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
             try:

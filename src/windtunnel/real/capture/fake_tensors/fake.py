@@ -40,6 +40,7 @@ def fake_tensors(
     from windtunnel.real.capture.torch_private.addresses import addresses_looked_at
     from windtunnel.real.capture.torch_private.flex import compiler_rules_kept, flex_attention_in_one_op
     from windtunnel.real.capture.torch_private.missing_fakes import register_missing_fakes
+    from windtunnel.real.capture.torch_private.nested import ragged_sizes
     from windtunnel.real.capture.torch_private.stand_ins import stand_ins
     from windtunnel.real.capture.torch_private.triton import kernel_op, triton_kernels_in_one_op
 
@@ -63,6 +64,7 @@ def fake_tensors(
                 gaps.texts_of_fakes,
                 gaps.one_cpu,
                 addresses_looked_at,
+                ragged_sizes,
                 gaps.parts_of_storages,
                 gaps.random_dtensors,
                 gaps.random_states,

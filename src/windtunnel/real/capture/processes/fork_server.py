@@ -28,7 +28,10 @@ from types import FrameType
 from typing import Any, TextIO
 
 from windtunnel.process import adopt_orphans, children_of, die_with_parent
+from windtunnel.real.capture.processes.bytecode import share_bytecode
 from windtunnel.real.capture.processes.leftovers import remove
+
+BYTECODE = "bytecode"  # in the folder of the ranks
 
 
 def main() -> None:
@@ -51,6 +54,9 @@ def main() -> None:
         folder.mkdir(mode=0o700)
         try:
             player = _load(settings)
+            bytecode = Path(settings.get("bytecode", folder / BYTECODE))
+            bytecode.mkdir(exist_ok=True)
+            share_bytecode(bytecode)
         except ImportError as error:
             answers.write(json.dumps({"failed": str(error), "module": error.name or ""}) + "\n")
             return

@@ -94,6 +94,10 @@ FORMULAS: Mapping[str, Flops] = {
 """What PyTorch's registry lacks, and what is met in every layer."""
 
 
+BY_VALUES = frozenset(f"_{kind}_attention_{way}" for kind in ("flash", "efficient") for way in ("forward", "backward"))
+"""Whose FLOPs hang on where sequences end, not on shapes alone."""
+
+
 def formula_of(name: str, packet: object) -> Flops | None:
     """The formula for an op `aten.name`, taken from here, else from PyTorch's registry: `f(args, kwargs, out)`."""
     ours = FORMULAS.get(name)

@@ -45,6 +45,7 @@ from windtunnel.real.capture.recorder.storages import Ledger, categorised
 from windtunnel.real.capture.recorder.uneven_shards import tails_of
 from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.real.capture.torch_private import recorder as compat
+from windtunnel.real.capture.torch_private.nested import attention_by_lengths
 from windtunnel.studies.programs.program import Answer, RankProgram
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Recorder:
                     lambda func, tensor: read(func, facts_of(func), (tensor,), {}, [tensor])
                 )
                 opening.callback(in_threads)
+                opening.callback(attention_by_lengths(self.reader.values.exact_value))
             opening.callback(compat.no_dispatch_rules())
             opening.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
             opening.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)

@@ -23,7 +23,7 @@ from windtunnel.physics.graph.allocator_settings import settings_in
 from windtunnel.real.capture.fake_tensors.control_flow import is_script
 from windtunnel.real.capture.fake_tensors.dispatch_cache import Entry
 from windtunnel.real.capture.recorder.call_tensors import written_tensors
-from windtunnel.real.capture.recorder.flops import traffic
+from windtunnel.real.capture.recorder.flops import BY_VALUES, traffic
 from windtunnel.real.capture.recorder.modules import Place, Whereabouts
 from windtunnel.real.capture.recorder.op_table import SHAPED_BY_DATA, OpFacts
 from windtunnel.real.capture.recorder.storages import Ledger, worded
@@ -181,7 +181,7 @@ class Rows:
             *traffic(facts.short, fitting, new_bytes, positions),
             facts.scalars(args, kwargs) if facts.scalars is not None else (),
         )
-        if entry is not None and len(storages) == len(numbers):
+        if entry is not None and len(storages) == len(numbers) and facts.short not in BY_VALUES:
             _, kind, taken_specs, given_specs, flops, _, _, scalars = row
             entry.note = Note(
                 *(kind, taken_specs, given_specs, sizes, tuple(new), new_bytes, positions, flops),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from windtunnel.real.capture.replacements import Replacements
+
 if TYPE_CHECKING:
     from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda
 
@@ -79,6 +81,17 @@ def choose_attention(stack: ExitStack, state: PretendedCuda) -> None:
 
     library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
     library.impl("scaled_dot_product_attention", attention, "CUDA")
+    # Of nested tensors PyTorch chooses in Python, and asks only what a kernel can do.
+    from torch.nested._internal import sdpa
+
+    for kernel in ("flash", "efficient"):
+
+        def can(params: torch.backends.cuda.SDPAParams, debug: bool = False, kernel: str = kernel) -> bool:
+            q, k, v = params.query, params.key, params.value
+            chosen = _kernel(q, k, v, params.attn_mask, params.enable_gqa, state.gpu.capability)
+            return q.device.type == "cuda" and chosen == kernel
+
+        stack.enter_context(Replacements((sdpa, f"can_use_{kernel}_attention", can)))
 
 
 def _kernel(

@@ -16,8 +16,6 @@ from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -47,10 +45,24 @@ def unrecognised_fakes() -> Iterator[None]:
         yield
 
 
-def eager_compile() -> AbstractContextManager[object]:
-    """`torch.compile` does nothing: stance "force_eager" until exit."""
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
+@contextmanager
+def eager_compile() -> Iterator[None]:
+    """`torch.compile` does nothing: stance "force_eager" until exit.
+
+    It asks its backend for settings, which loads all of Inductor for it (a second of each rank): they are what it has
+    in a file of its own.
+    """
+
+    def get_compiler_config(backend: torch._TorchCompileInductorWrapper) -> dict[str, object]:
+        from torch._inductor import config
+
+        with config.patch(backend.config):
+            settings: dict[str, object] = config.get_config_copy()
+        return settings
+
+    lighter = (torch._TorchCompileInductorWrapper, "get_compiler_config", get_compiler_config)
+    with torch.compiler.set_stance("force_eager"), Replacements(lighter):
+        yield
 
 
 @contextmanager

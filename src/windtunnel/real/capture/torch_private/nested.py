@@ -1,0 +1,54 @@
+"""Sequences of several lengths in one tensor without data: nested tensors of jagged layout, and attention by where
+sequences end. Tried on 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+from windtunnel.real.capture.replacements import Replacements
+from windtunnel.real.capture.torch_private.distributed import fake_tensor_class, outside_modes
+
+if TYPE_CHECKING:
+    from torch import SymInt
+
+
+@contextmanager
+def ragged_sizes() -> Iterator[None]:
+    """A ragged size of fake offsets is a number of its own, as that of real ones is.
+
+    PyTorch would trace it instead, and wants a place for the trace.
+    """
+    from torch.nested._internal.nested_int import NestedIntNode
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    numbers, unused = WeakTensorKeyDictionary(), count()
+
+    def get_nested_int(offsets: torch.Tensor, *, coeff: int = 1) -> SymInt:
+        number = numbers.setdefault(offsets, next(unused))
+        return torch.SymInt(NestedIntNode(number, coeff))
+
+    with Replacements((fake_tensor_class(), "get_nested_int", get_nested_int)):
+        yield
+
+
+def attention_by_lengths(value_of: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[], None]:
+    """FLOPs of attention by where sequences end, as far as `value_of` knows them; returns the undo.
+
+    PyTorch takes each sequence to be as long as the longest where its tensor is fake.
+    """
+    from torch.utils import flop_counter
+
+    def lengths(ends: torch.Tensor, longest: int) -> list[int]:
+        known = value_of(ends)
+        if known is None:
+            return [longest] * (len(ends) - 1)
+        with outside_modes():
+            return [end - begin for begin, end in pairwise(known.tolist())]
+
+    return Replacements((flop_counter, "_offsets_to_lengths", lengths)).undo

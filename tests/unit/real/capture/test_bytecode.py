@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TWICE = """
+import marshal, os, sys
+from pathlib import Path
+from windtunnel.real.capture.processes.bytecode import share_bytecode
+
+sys.dont_write_bytecode = True
+kept = Path(sys.argv[1])
+share_bytecode(kept)
+
+def in_a_fork():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        import size_of_batch
+        os.write(write, str(size_of_batch.SIZE).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(read, 9).decode()
+
+words = [in_a_fork(), str(len(list(kept.iterdir())))]
+for file in kept.iterdir():
+    file.write_bytes(marshal.dumps(compile("SIZE = 5", "size_of_batch.py", "exec")))
+words.append(in_a_fork())
+Path("size_of_batch.py").write_text("SIZE = 6")
+words += [in_a_fork(), str(len(list(kept.iterdir())))]
+kept.rename(sys.argv[1] + "_away")
+Path("size_of_batch.py").write_text("SIZE = 7")
+print(*words, in_a_fork())
+"""
+
+
+def test_a_module_is_compiled_once_for_all_ranks(tmp_path: Path) -> None:
+    """The second rank takes what the first left; another text is compiled anew; without the folder it is, too."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "size_of_batch.py").write_text("SIZE = 4")
+    paths = os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, str(tmp_path / "kept")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["4", "1", "5", "6", "2", "7"]
