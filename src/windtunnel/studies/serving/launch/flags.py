@@ -6,6 +6,7 @@ Flags that say nothing of speed are passed over, others that are not modelled ar
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.serving.deployment import Deployment
@@ -48,7 +49,7 @@ UNGRAPHED = re.compile(r"enforce-eager|disable-cuda-graph|-O0|cudagraph.?mode\W+
 FLOATS = ("auto", "half", "float16", "fp16", "bfloat16", "bf16")
 
 
-def fields_of_flags(words: list[str]) -> tuple[str, dict[str, object], list[str]]:
+def fields_of_flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
     """(model, fields, flags that are not modelled). Raises SpecError for values that are none."""
     model, fields, ignored = "", {}, []  # type: str, dict[str, object], list[str]
     rest = list(words)
