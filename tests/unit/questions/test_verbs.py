@@ -10,7 +10,9 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.ui.jobs import VERBS
 from windtunnel.physics.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.questions import QUESTIONS, changed, question_class, read
+from windtunnel.questions.asked.parts.plan import SIZES, OpenPlan, Plan
 from windtunnel.questions.asked.serve.parts import Router, Weights
+from windtunnel.questions.fields import fields_of
 from windtunnel.questions.form import inputs, of_form
 from windtunnel.questions.old import question_of_command
 from windtunnel.questions.words import flag_fields
@@ -133,3 +135,11 @@ def test_tokens_of_a_training_have_limits_at_every_door(tokens: int) -> None:
     for question, more in asked.items():
         with pytest.raises(SpecError, match="tokens"):
             read({"question": question, **more, "tokens": tokens})
+
+
+def test_sizes_that_a_search_tries_name_no_default() -> None:
+    """`plan --help` said "Pipeline stages (1)." of what it searches; `predict` does take 1."""
+    searched, stated = ({entry.path: entry.about.text for entry in fields_of(part)} for part in (OpenPlan, Plan))
+    assert searched["pp"] == "Pipeline stages."
+    assert stated["pp"] == "Pipeline stages (1)."
+    assert {name for name in stated if searched[name] != stated[name]} == set(SIZES)

@@ -6,12 +6,13 @@ Every field left at None follows the habit of the named framework (`training/fra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from windtunnel.questions.about import STRICT, About, part
-from windtunnel.questions.fields import fields_of
+from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.reading import plain_part
 
 Framework = Literal[
@@ -30,6 +31,7 @@ WITH_PART = {
     "shared_experts": ("activation",),
 }
 LAYOUT, BATCH, NUMBERS = "Layout", "Batch", "Precision and optimizer"
+SIZES = ("tp", "pp", "cp", "ep", "virtual_stages", "micro_batch", "recompute")  # of which `plan` tries all
 SAVINGS, OVERLAP = "Memory savings", "Overlap and launch"
 
 
@@ -352,10 +354,16 @@ class Script:
     ] = None
 
 
+def _open_about(entry: Field) -> About:
+    """What stands beside a field; of one that `plan` searches without the default that its text ends with."""
+    text = entry.about.text
+    return replace(entry.about, text=re.sub(r" \(\w+\)\.$", ".", text) if entry.path in SIZES else text)
+
+
 def _open() -> type:
     """A part with the fields of Plan, each None where it is left open."""
     declared = [
-        (entry.path, Annotated[entry.type | None, entry.about], field(default=None)) for entry in fields_of(Plan)
+        (entry.path, Annotated[entry.type | None, _open_about(entry)], field(default=None)) for entry in fields_of(Plan)
     ]
     part_type = make_dataclass(
         "OpenPlan", declared, frozen=True, kw_only=True, namespace={"__pydantic_config__": STRICT}
