@@ -154,6 +154,11 @@ def test_a_format_that_a_recipe_names_is_changed_by_a_word(tmp_path: Path) -> No
     assert job_of(tmp_path, line).fields["gradient_dtype"] == "bf16"
 
 
+def test_modules_are_one_word_whatever_follows_in_the_script(tmp_path: Path) -> None:
+    job = job_of(tmp_path, f"cat > w.sh << EOM\n{LINE} --recompute_modules mlp,layernorm\nEOM\nchmod 777 w.sh")
+    assert (job.fields["recompute"], job.unknown) == ("selective:mlp,norms", ())
+
+
 def test_adapters_are_of_a_recipe_and_of_no_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"llama3_70b_peft_64gpu.*checkout"):
         job_of(tmp_path, f"{LINE} --task lora -tp 2 -pp 1 -gb 32", checkout=False)

@@ -275,7 +275,8 @@ def _yes(line: Arguments, option: str) -> bool:
 
 
 def _listed(line: Arguments, option: str) -> list[str]:
-    words = [word.strip("[]'\" ") for text in line.words(option) for word in text.split(",")]
+    """The parts of its one word, by commas; what follows it in a script is another command's."""
+    words = [word.strip("[]'\" ") for text in line.words(option)[:1] for word in text.split(",")]
     return [word for word in words if word and word != "None"]
 
 
