@@ -42,9 +42,26 @@ def catalogue_names() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _by_letters() -> dict[str, str]:
-    """Names of the shipped models by their letters and digits alone."""
-    return {re.sub(r"[^a-z0-9]", "", name): name for name in catalogue_names()}
+def _by_letters() -> dict[str, tuple[str, ...]]:
+    """Names of the shipped models by their letters and digits alone, which two may share (opt-1.3b, opt-13b)."""
+    names: dict[str, tuple[str, ...]] = {}
+    for name in catalogue_names():
+        letters = re.sub(r"[^a-z0-9]", "", name)
+        names[letters] = (*names.get(letters, ()), name)
+    return names
+
+
+def _spelled(word: str) -> str:
+    """The shipped model that a word spells without points and hyphens (llama31_405b), "" where it is none.
+
+    A size begins in the word where it does in the name: qwen2-57b is no qwen2.5-7b.
+    """
+    fitting = []
+    for name in _by_letters().get(word.replace("-", ""), ()):
+        sizes = re.findall(r"(?<![a-z\d.])\d[\d.]*b", name)
+        if all(re.search(rf"(?<![\d.]){size.replace('.', '')}", word) for size in sizes):
+            fitting.append((all(size in word for size in sizes), name))
+    return max(fitting, default=(False, ""))[1]
 
 
 def load_model(spec: str | Path | Mapping[str, object]) -> Model:
@@ -70,7 +87,7 @@ def load_model(spec: str | Path | Mapping[str, object]) -> Model:
 def catalogued(name: str) -> str:
     """The catalogue's name of a model or path, without what training added to it; "" where it has none."""
     word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("nvidia-")
-    if own := _by_letters().get(word.replace("-", "")):  # as NeMo and Megatron-Bridge write it: llama31_405b
+    if own := _spelled(word):  # as NeMo and Megatron-Bridge write it
         return own
     word = re.sub(r"^llama(?=\d)", "llama-", word)  # as Primus and others write it: llama3.1_8B
     while word:

@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.physics.model import catalogue_names, load_model
-from windtunnel.physics.model.catalogue import FOLDER, aliases, hub_name
+from windtunnel.physics.model.catalogue import FOLDER, aliases, catalogued, hub_name
 
 # Total of all tensors in the published checkpoint (safetensors metadata on the Hugging Face model page), tied tensors
 # once. GPT-NeoX-20B: arXiv 2204.06745 section 2.1; BLOOM: huggingface.js test of safetensors metadata; Grok-1: elements
@@ -338,3 +338,22 @@ def test_a_name_that_is_unknown_is_held_against_names_without_their_organisation
     with pytest.raises(UserError, match="did you mean"):
         load_model("Qwen3-31B")
     assert "did you mean kimi" in str(UnknownNameError("model", "moonshotai/Kimi-K9-Instruct", catalogue_names()))
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("llama31_405b", "llama-3.1-405b"),
+        ("qwen25_7b", "qwen2.5-7b"),
+        ("qwen3_06b", "qwen3-0.6b"),
+        ("qwen3_30b_a3b", "qwen3-30b-a3b"),
+        ("deepseek_v3_2", "deepseek-v3.2"),
+        ("opt_13b", "opt-13b"),
+        ("Qwen/Qwen2-57B", ""),
+        ("llama3_18b", ""),
+        ("gemma_29b", ""),
+        ("qwen27b", ""),
+    ],
+)
+def test_a_name_without_points_is_the_model_whose_size_it_spells(word: str, name: str) -> None:
+    assert catalogued(word) == name

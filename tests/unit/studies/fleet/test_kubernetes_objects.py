@@ -29,6 +29,7 @@ spec:
 ---
 """
 ASCEND = "huawei.com/Ascend910"
+INTEL = 'gpu.intel.com/millicores: "500", gpu.intel.com/memory.max: "9", gpu.intel.com/xe'  # parts are no GPUs
 CLAIM = "containers: [], resourceClaims: [{name: g, resourceClaimTemplateName: four}]"
 
 
@@ -52,6 +53,7 @@ CLAIM = "containers: [], resourceClaims: [{name: g, resourceClaimTemplateName: f
         ),
         (f"kind: Job\n{HEAD}}}\nspec: {{template: {{spec: {{{EIGHT.replace('nvidia.com', 'metax-tech.com')}}}}}}}", 8),
         (f"kind: Job\n{HEAD}}}\nspec: {{template: {{spec: {{{EIGHT.replace('nvidia.com/gpu', ASCEND)}}}}}}}", 8),
+        (f"kind: Job\n{HEAD}}}\nspec: {{template: {{spec: {{{EIGHT.replace('nvidia.com/gpu', INTEL)}}}}}}}", 8),
     ],
 )
 def test_gpus_of_objects(tmp_path: Path, objects: str, gpus: int) -> None:

@@ -340,6 +340,12 @@ JOBS = (
 )
 
 
+@pytest.mark.parametrize("resource", ["gpu.intel.com/xe", "metax-tech.com/gpu", "cambricon.com/mlu"])
+def test_a_node_has_the_whole_gpus_of_any_vendor(tmp_path: Path, resource: str) -> None:
+    own = node(0) | {"status": {"allocatable": {resource: "4", "gpu.intel.com/xe_monitoring": "1"}}}
+    assert parse_site(str(written(tmp_path / "nodes.json", [own]))).gpus == 4
+
+
 def test_who_may_use_a_flavor_is_read_of_taints_and_labels(tmp_path: Path) -> None:
     jobs = read_jobs(written(tmp_path / "k8s.json", objects(local_queue(), *JOBS)))
     both = "h100-reserved,a100"

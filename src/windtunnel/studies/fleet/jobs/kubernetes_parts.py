@@ -27,7 +27,7 @@ from windtunnel.studies.fleet.jobs.objects import (
 from windtunnel.studies.fleet.jobs.trace import Notes
 
 SHARES = "nvidia.com/gpu.shared"  # a GPU in turns with others, or a share of one by MPS, under the name of its own
-SLICES, BY_DRIVER = "nvidia.com/mig-", "gpu.intel.com/"  # parts of a GPU; GPUs by their driver
+SLICES = "nvidia.com/mig-"  # parts of a GPU
 PRIORITY, GROUP = (f"kueue.x-k8s.io/{key}" for key in ("priority-class", "pod-group-name"))
 QUEUES = (  # labels or annotations
     *("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "runai/queue", "scheduling.volcano.sh/queue-name"),
@@ -326,7 +326,7 @@ def _gpus_of_container(container: Object) -> Gpus:
     total = Gpus()
     for key in map(str, requests):
         of_class = key.startswith(DEVICE_CLASS) and _is_gpu_class(key.removeprefix(DEVICE_CLASS))
-        if is_whole_gpu(key) or key.startswith((SLICES, BY_DRIVER)) or key == SHARES or of_class:
+        if is_whole_gpu(key) or key.startswith(SLICES) or key == SHARES or of_class:
             part = "1 shares" if key == SHARES else key.removeprefix(SLICES) if key.startswith(SLICES) else ""
             total[part] += count_at(requests, key, default=0)
     return total

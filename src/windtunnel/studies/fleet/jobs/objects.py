@@ -9,6 +9,7 @@ Object = Mapping[str, object]
 ACCELERATORS = (  # resources of whole ones by the names of device plugins, beside any that ends with /gpu
     *("habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron"),
     *("huawei.com/Ascend910", "huawei.com/Ascend310P", "cambricon.com/mlu", "hygon.com/dcu"),
+    *("gpu.intel.com/i915", "gpu.intel.com/xe"),  # by their driver; its other resources are parts and monitors
 )
 
 

@@ -90,7 +90,78 @@ def test_what_the_line_says_wins(tmp_path: Path) -> None:
     expected = {"tp": 2, "pp": 4, "cp": 2, "global_batch": 256, "recompute": "full:3", "release": "bridge-26.04"}
     assert expected.items() <= job.fields.items()
     assert not {"layers_per_stage", "virtual_stages"} & job.fields.keys()  # those of the recipe were for 8 stages
-    assert job.unknown == ("--some-new-switch 7",)
+    layout = "pipeline_model_parallel_layout of the recipe, which is for other stages (taken as even)"
+    assert job.unknown == (layout, "--some-new-switch 7")
+
+
+@pytest.mark.parametrize(
+    ("words", "n_gpus", "batch"),
+    [
+        ("-tp 8", 64, 128),  # a recipe of so many GPUs: its batch stays
+        ("-tp 8", 256, 256),  # 4 x the GPUs, twice as many of them for a replica
+        ("-gb 128", 256, 128),
+        ("train.global_batch_size=96", 256, 96),
+        ("train.global_batch_size=96 -gb 64", 256, 64),  # options win
+    ],
+)
+def test_a_batch_follows_the_replicas_that_the_line_leaves(tmp_path: Path, words: str, n_gpus: int, batch: int) -> None:
+    assert job_of(tmp_path, f"{LINE} {words}", n_gpus).fields["global_batch"] == batch
+
+
+def test_of_some_models_the_recipe_of_the_fewest_gpus_stands_for_others(tmp_path: Path) -> None:
+    package = tmp_path / "src/megatron/bridge/perf_recipes/small"
+    package.mkdir(parents=True)
+    (package / "llama3.py").write_text(RECIPE.replace("llama3_70b", "llama3_8b"))
+    assert job_of(tmp_path, LINE.replace("llama3_70b", "llama3_8b"), 256).fields["pp"] == 4
+
+
+def test_virtual_stages_of_the_line_leave_the_layout_of_the_recipe(tmp_path: Path) -> None:
+    fields = job_of(tmp_path, f"{LINE} -vp 2").fields
+    assert fields["virtual_stages"] == 2
+    assert "layers_per_stage" not in fields
+
+
+@pytest.mark.parametrize(("words", "dispatcher"), [("", "hybridep"), ("None", "alltoall"), ("deepep", "deepep")])
+def test_a_dispatcher_of_the_line_is_nccls_where_it_says_none(tmp_path: Path, words: str, dispatcher: str) -> None:
+    package = tmp_path / "src/megatron/bridge/perf_recipes/qwen"
+    package.mkdir(parents=True)
+    text = RECIPE.replace("llama3_70b", "qwen3_30b_a3b").replace("meta-llama/Meta-Llama-3-70B", "Qwen/Qwen3-30B-A3B")
+    fine = '    cfg.model.moe_token_dispatcher_type, cfg.model.moe_flex_dispatcher_backend = "flex", "hybridep"\n'
+    (package / "qwen3.py").write_text(text.replace("    set_cuda", f"{fine}    set_cuda"))
+    line = LINE.replace("llama3_70b", "qwen3_30b_a3b") + (f" --moe_flex_dispatcher_backend {words}" if words else "")
+    assert job_of(tmp_path, line).fields["dispatcher"] == dispatcher
+
+
+@pytest.mark.parametrize(("word", "stage"), [("0", 1), ("no", 1), ("false", 1), ("1", 3), ("yes", 3), ("", 3)])
+def test_switches_take_the_words_that_these_scripts_take(tmp_path: Path, word: str, stage: int) -> None:
+    assert job_of(tmp_path, f"{LINE} --use_megatron_fsdp {word}").fields["zero_stage"] == stage
+
+
+def test_words_of_hydra_set_lists_and_formats_and_what_they_cannot_set_is_named(tmp_path: Path) -> None:
+    recompute = "model.recompute_granularity=selective model.recompute_modules=[mlp,layernorm]"
+    job = job_of(tmp_path, f"{LINE} {recompute} dataset.seq_length=4096 peft.dim=8 logger.log_interval=1")
+    assert job.fields["recompute"] == "selective:mlp,norms"
+    assert job.unknown == ("peft.dim=8",)
+
+
+def test_a_format_that_a_recipe_names_is_changed_by_a_word(tmp_path: Path) -> None:
+    package = tmp_path / "src/megatron/bridge/recipes"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    text = RECIPE.replace('_perf_precision("fp8_cs")', '"bf16_mixed"').replace("llama3_70b_pretrain_64gpu", "own")
+    (package / "own.py").write_text(text)
+    line = "scripts/training/train.sh --recipe own_h100_fp8cs_config mixed_precision.grad_reduce_in_fp32=false"
+    assert job_of(tmp_path, line).fields["gradient_dtype"] == "bf16"
+
+
+def test_modules_are_one_word_whatever_follows_in_the_script(tmp_path: Path) -> None:
+    job = job_of(tmp_path, f"cat > w.sh << EOM\n{LINE} --recompute_modules mlp,layernorm\nEOM\nchmod 777 w.sh")
+    assert (job.fields["recompute"], job.unknown) == ("selective:mlp,norms", ())
+
+
+def test_adapters_are_of_a_recipe_and_of_no_line(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"llama3_70b_peft_64gpu.*checkout"):
+        job_of(tmp_path, f"{LINE} --task lora -tp 2 -pp 1 -gb 32", checkout=False)
 
 
 def test_without_a_checkout_the_line_counts_and_has_to_state_its_layout(tmp_path: Path) -> None:

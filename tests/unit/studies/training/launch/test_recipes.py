@@ -328,6 +328,58 @@ def test_experts_of_megatron_bridge(tmp_path: Path) -> None:
     assert small(tmp_path, "cfg.model.moe_grouped_gemm = False", mixture).fields["experts_impl"] == "sequential"
 
 
+def test_layers_are_offloaded_where_the_recipe_switches_it_on(tmp_path: Path) -> None:
+    """Megatron-Bridge's recipes of gpt-oss state a number of layers and no switch: nothing is moved."""
+    lines = "cfg.model.cpu_offloading_num_layers = 95"
+    assert "offload_activations" not in small(tmp_path, lines).fields
+    assert small(tmp_path, f"{lines}\ncfg.model.cpu_offloading = True").fields["offload_activations"] == 32
+
+
+@pytest.mark.parametrize(
+    ("modules", "recompute"),
+    [("[]", "none"), ("None", "selective:core_attention"), ('["mlp"]', "selective:mlp")],
+)
+def test_selective_recomputation_of_no_modules_is_none(tmp_path: Path, modules: str, recompute: str) -> None:
+    lines = f'cfg.model.recompute_granularity = "selective"\ncfg.model.recompute_modules = {modules}'
+    assert small(tmp_path, lines).fields["recompute"] == recompute
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ("cfg.mixed_precision.fp8_dot_product_attention = True", "fp8_dot_product_attention"),
+        ("cfg.mixed_precision.first_last_layers_bf16 = True", "first_last_layers_bf16"),
+        (
+            "cfg.mixed_precision.first_last_layers_bf16 = True\n"
+            "cfg.mixed_precision.num_layers_at_start_in_bf16 = 0\n"
+            "cfg.mixed_precision.num_layers_at_end_in_bf16 = 4",
+            "num_layers_at_end_in_bf16 4",
+        ),
+        (
+            "cfg.optimizer = OptimizerConfig(use_precision_aware_optimizer=True, main_params_dtype=torch.float16)",
+            "main_params_dtype float16 (master weights are counted in fp32)",
+        ),
+    ],
+)
+def test_formats_of_a_part_are_named(tmp_path: Path, lines: str, word: str) -> None:
+    made = "cfg.mixed_precision = bf16_with_mxfp8_mixed()\n"
+    assert small(tmp_path, made + lines).unknown == (word,)
+    assert small(tmp_path, made + lines.replace("True", "False").replace("= 4", "= 0")).unknown == ()
+
+
+def test_graphs_of_some_parts_of_a_mixture_are_none_whatever_its_name(tmp_path: Path) -> None:
+    lines = 'cfg.model.cuda_graph_impl = "transformer_engine"\ncfg.model.cuda_graph_scope = '
+    assert small(tmp_path, lines + '["attn", "moe_router"]', "me/my-mixture").fields["cuda_graphs"] is False
+    assert small(tmp_path, lines + '["attn", "mlp"]', "me/my-model").fields["cuda_graphs"] is True
+
+
+def test_micro_batches_of_a_group_by_megatron_cores_own_name(tmp_path: Path) -> None:
+    lines = "pipeline_model_parallel_size = 4\nvirtual_pipeline_model_parallel_size = 2"
+    lines += "\nmicrobatch_group_size_per_vp_stage = 6"
+    native = small(tmp_path, textwrap.indent(lines, "cfg.model."))
+    assert (native.fields["micro_batch_group"], native.unknown) == (6, ())
+
+
 def test_parts_of_xtuner_that_cannot_be_followed(tmp_path: Path) -> None:
     path = tmp_path / "sft.py"
     path.write_text(

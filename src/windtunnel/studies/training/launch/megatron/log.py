@@ -20,6 +20,7 @@ OPPOSITE = {"add_bias_linear": "disable-bias-linear", "overlap_p2p_comm": "no-ov
 NAMED = {
     "fp8": "fp8-format", "fp4": "fp4-format",
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
 }  # fmt: skip
 OF_EXPERTS = ("moe_", "expert_tensor_parallel")
 

@@ -353,7 +353,8 @@ def _graphs(arguments: Arguments) -> dict[str, object]:
     older = [arguments.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
     modules = {*arguments.words("--cuda-graph-modules"), *arguments.words("--cuda-graph-scope")}
     graphs, whole = impl != "none" or any(older), "full_iteration" in {impl, *modules}
-    if arguments.number("--num-experts") and modules and not whole and "moe" not in modules:
+    mixture = arguments.number("--num-experts") or any(module.startswith("moe") for module in modules)
+    if mixture and modules and not whole and "moe" not in modules:
         graphs = False
     fields: dict[str, object] = {"cuda_graphs": graphs}
     return fields | {"full_graph": True} if graphs and whole else fields

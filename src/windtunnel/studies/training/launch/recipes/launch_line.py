@@ -4,15 +4,16 @@
     scripts/training/train.sh --recipe llama3_70b_pretrain_64gpu_h100_fp8cs_config --nodes 8
 
 The recipe (here the same) is followed where a checkout lies beside the file; where it has none of so many GPUs, that
-of the most stands for it, its batch by replicas. Without a checkout a line of the first kind counts alone, and has to
-state its layout; what all of these recipes set is set. Words such as `model.context_parallel_size=2` override too. Read
-off Megatron-Bridge 0.2 to 0.5 (`scripts/performance`: `argument_parser.py`, `utils/overrides.py`, `utils/utils.py`;
-`scripts/training`).
+of the most (of a few models the fewest) stands for it, its batch by replicas. Without a checkout a line of the first
+kind counts alone, and has to state its layout; what all of these recipes set is set. Words such as
+`model.context_parallel_size=2` override too. Read off Megatron-Bridge 0.2 to 0.5 (`scripts/performance`:
+`argument_parser.py`, `utils/overrides.py`, `utils/utils.py`; `scripts/training`).
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,6 +35,7 @@ NAMED = (  # what names a recipe: all words of one of these
     (r"\s--recipe[\s=]\w+_config\b",), (r"scripts/training/", r"\s--model[\s=]", r"\s--mode[\s=]"),
 )  # fmt: skip
 BRIDGE, RECIPES = Path("src/megatron/bridge"), "perf_recipes"
+OF_FEWEST = ("llama3_8b_pretrain_", "qwen3_30b_a3b_pretrain_", "nemotronh_56b_pretrain_")  # `utils/utils.py`
 SHORT = {
     "-m": "--model_family_name", "-mr": "--model_recipe_name", "-s": "--model_size", "-ng": "--num_gpus",
     "-g": "--gpu", "-c": "--compute_dtype", "-gb": "--global_batch_size", "-mb": "--micro_batch_size",
@@ -74,6 +76,13 @@ IDLE = re.compile(  # settings of the launcher, of profiles and of data: no step
     r"sample|capture|kill|force|session|cuda-event|golden|skip|timing|convergence|correlation|memory-thr|eval|use-recipes)"
 )
 IMAGE = re.compile(r"nvcr\.io/nvidia/nemo:(2[5-9]\.\d\d(?:\.\d\d)?)\b")  # its release
+LAYOUT, BATCH = reading.LAYOUT, "global_batch_size"
+NO = ("0", "f", "F", "n", "N", "no", "No", "NO", "FALSE")
+STAGES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+IDLE_PARTS = {  # no step hangs on what they set
+    "checkpoint", "logger", "profiling", "scheduler", "rerun_state_machine", "tokenizer", "validation", "rng",
+    "env_vars", "straggler", "ft", "nvrx_straggler", "dist",
+}  # fmt: skip
 OVERRIDE = re.compile(r"(?:\+{0,2})([a-z]\w*(?:\.\w+)+)=(.*)")
 
 
@@ -103,21 +112,27 @@ def read(text: str, n_gpus: int, where: str) -> Native:
     assumed: list[str] = []
     if place is None:
         missing = [option for option in NEEDED if whole or option not in line.options]
-        if missing:
+        if missing or name.endswith("_peft_"):  # whose adapters no line says
             options = ", ".join(f"--{option.strip('-').replace('-', '_')}" for option in missing)
             remedy = f"put the file into a checkout of Megatron-Bridge that has {BRIDGE / RECIPES}"
-            remedy += "" if whole else f", or give {options}"
+            remedy += f", or give {options}" if options and not whole else ""
             raise SpecError("recipe", whole or f"{name}{n_gpus}{ends}", remedy, where)
         configuration = _plain(name, precision, line)
         assumed = ["the recipe itself, which no checkout beside it has: the line and what all recipes set count"]
     else:
         configuration, assumed = reading.configuration_of(*place)
-        tuned = re.search(r"_(\d+)gpu_", place[1]) if RECIPES in place[0].parts else None
-        _scale_batch(configuration, int(tuned[1]) if tuned else n_gpus, n_gpus)
-    _override(configuration, line, words)
+    tuned = re.search(r"_(\d+)gpu_", place[1]) if place and RECIPES in place[0].parts else None
+    gpus, before = int(tuned[1]) if tuned else n_gpus, _ranks(configuration)
+    batch = settings_of(configuration.values.get("train")).get(BATCH)
+    assumed += _override(configuration, line, words)
+    train = configuration.values["train"]
+    follows = tuned and (whole or gpus != n_gpus) and "--global-batch-size" not in line.options
+    if follows and isinstance(batch, int) and isinstance(train, CallResult) and train.values[BATCH] == batch:
+        scaled = batch * n_gpus * before // (gpus * _ranks(configuration))  # as many sequences a replica
+        train.values[BATCH] = max(1, scaled)
     assumed += [option for option in line.unread() if not IDLE.match(option)]
     native = reading.native_of(configuration, reading.BRIDGE, n_gpus, where, place[1] if place else name, assumed)
-    stated = "global_batch_size" in settings_of(configuration.values["train"])
+    stated = BATCH in settings_of(train)
     fields = {word: own for word, own in native.fields.items() if stated or word != "global_batch"}
     image = IMAGE.search(text)
     return replace(native, fields=fields | ({"release": f"bridge-{image[1]}"} if image else {}))
@@ -156,14 +171,15 @@ def _files(where: Path, *packages: str) -> Iterator[tuple[Path, str]]:
 
 
 def _tuned(where: Path, begins: str, ends: str, n_gpus: int) -> tuple[Path, str] | None:
-    """The file and name of a tuned recipe: of so many GPUs, else of the most."""
+    """The file and name of a tuned recipe: of so many GPUs, else of the most, of some models of the fewest."""
     pattern = rf"(?m)^def ({re.escape(begins)}(\d{{1,6}}){re.escape(ends)})\("
     choices = [
         (int(gpus), name, path) for path, text in _files(where, RECIPES) for name, gpus in re.findall(pattern, text)
     ]
     if not choices:
         return None
-    _, name, path = max(choices, key=lambda choice: (choice[0] == n_gpus, choice[0]))
+    sign = -1 if begins in OF_FEWEST else 1
+    _, name, path = max(choices, key=lambda choice: (choice[0] == n_gpus, sign * choice[0]))
     return path, name
 
 
@@ -194,32 +210,42 @@ def _plain(name: str, precision: str, line: Arguments) -> CallResult:
     )
 
 
-def _scale_batch(configuration: CallResult, gpus: int, n_gpus: int) -> None:
-    """A recipe's batch for another number of GPUs: as many sequences a replica."""
-    values = settings_of(configuration.values.get("train"))
-    batch = values.get("global_batch_size")
-    if isinstance(batch, int) and isinstance(values, dict) and gpus != n_gpus:
-        values["global_batch_size"] = max(1, batch * n_gpus // gpus)
+def _ranks(configuration: CallResult) -> int:
+    """GPUs of one replica."""
+    model = settings_of(configuration.values.get("model"))
+    sizes = (model.get(f"{word}_parallel_size") for word in ("tensor_model", "pipeline_model", "context"))
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
-def _override(configuration: CallResult, line: Arguments, words: list[str]) -> None:
-    """What the line says, as the attributes that it sets; each is understood. Raises SpecError."""
+def _override(configuration: CallResult, line: Arguments, words: list[str]) -> list[str]:
+    """What the line says, as the attributes that it sets, and those that cannot be set. Raises SpecError.
+
+    Words such as `model.context_parallel_size=2` come first: options win over them, as in `run_script.py`.
+    """
     parts = {
         word: part if isinstance(part := configuration.values.get(word), CallResult) else CallResult(word.title())
-        for word in ("model", "train", "ddp", "comm_overlap")
+        for word in ("model", "train", "ddp", "comm_overlap", "dataset")
     }
     configuration.values |= parts
+    if isinstance(precision := configuration.values.get("mixed_precision"), str):
+        configuration.values["mixed_precision"] = CallResult(precision)
     model = parts["model"].values
+    unset, own = [], model.get(LAYOUT)
+    for word in words:
+        matched = OVERRIDE.fullmatch(word)
+        if matched and not _set(configuration, matched[1].split("."), matched[2]):
+            unset.append(word)
     for option, (part, name) in SIZES.items():
         if line.word(option) in (None, "-1"):
             continue
         parts[part].values[name] = None if line.word(option) == "None" else line.number(option)
         if name == "tensor_model_parallel_size":
             model["sequence_parallel"] = line.count(option, 1) > 1
-        if name == "pipeline_model_parallel_size" and model.get("pipeline_model_parallel_layout") is not None:
-            model["pipeline_model_parallel_layout"] = None  # that of the recipe is for its own
+        if name in STAGES and own is not None and model.get(LAYOUT) is own:
+            model[LAYOUT] = None  # that of the recipe is for its own
+            unset.append(f"{LAYOUT} of the recipe, which is for other stages (taken as even)")
     if layout := line.word("--pipeline-model-parallel-layout"):
-        model["pipeline_model_parallel_layout"] = layout
+        model[LAYOUT] = layout
     if layers := line.number("--activation-offload-layers"):
         model |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
     if layers := line.number("--recompute-num-layers"):
@@ -229,32 +255,43 @@ def _override(configuration: CallResult, line: Arguments, words: list[str]) -> N
     if impl := line.word("--cuda-graph-impl"):
         model["cuda_graph_impl"] = impl
     if scope := _listed(line, "--cuda-graph-scope"):
-        model["cuda_graph_scope"] = scope
-    model |= LIBRARY["apply_flex_dispatcher_backend"](line.word("--moe-flex-dispatcher-backend"))
-    if line.on("--moe-a2a-overlap"):
+        model |= {"cuda_graph_modules": None, "cuda_graph_scope": scope}
+    backend = line.word("--moe-flex-dispatcher-backend")
+    model |= LIBRARY["apply_flex_dispatcher_backend"](backend)
+    if backend == "None":
+        model |= {"moe_token_dispatcher_type": "alltoall", "moe_flex_dispatcher_backend": None}
+    if _yes(line, "--moe-a2a-overlap"):
         parts["comm_overlap"].values["overlap_moe_expert_parallel_comm"] = True
-    if line.on("--use-megatron-fsdp"):
+    if _yes(line, "--use-megatron-fsdp"):
         parts["ddp"].values |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
     if kind := line.word("--optimizer-type"):
         model["optimizer"] = "dist_muon" if kind == "muon" else kind
-    for word in words:
-        if matched := OVERRIDE.fullmatch(word):
-            _set(configuration, matched[1].split("."), matched[2])
+    return unset
+
+
+def _yes(line: Arguments, option: str) -> bool:
+    """Whether a switch is on, whose word may be any of these scripts' (`argument_parser.py`, bool_arg)."""
+    return line.on(option) and line.words(option)[:1] not in ([word] for word in NO)
 
 
 def _listed(line: Arguments, option: str) -> list[str]:
-    words = [word.strip("[]'\" ") for text in line.words(option) for word in text.split(",")]
+    """The parts of its one word, by commas; what follows it in a script is another command's."""
+    words = [word.strip("[]'\" ") for text in line.words(option)[:1] for word in text.split(",")]
     return [word for word in words if word and word != "None"]
 
 
-def _set(configuration: CallResult, names: list[str], text: str) -> None:
-    """`model.context_parallel_size=2`: an attribute of a part of the configuration."""
+def _set(configuration: CallResult, names: list[str], text: str) -> bool:
+    """`model.context_parallel_size=2`: whether it sets an attribute of a part of the configuration."""
     part: object = configuration
     for name in names[:-1]:
         part = part.values.get(name) if isinstance(part, CallResult) else None
-    if isinstance(part, CallResult):
-        try:
-            value = ast.literal_eval({"null": "None", "true": "True", "false": "False"}.get(text, text))
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            value = text
-        part.values[names[-1]] = list(value) if isinstance(value, tuple) else value
+    if not isinstance(part, CallResult):
+        return names[0] in IDLE_PARTS
+    text = {"null": "None", "true": "True", "false": "False"}.get(text, text)
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # Hydra's lists have words without quotes
+        bare = re.fullmatch(r"\[([\w, -]*)\]", text)
+        value = [word.strip() for word in bare[1].split(",") if word.strip()] if bare else text
+    part.values[names[-1]] = list(value) if isinstance(value, tuple) else value
+    return True

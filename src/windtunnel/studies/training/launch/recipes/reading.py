@@ -56,6 +56,8 @@ FP8 = {  # word of a precision's name -> (recipe of fp8, whether parameters stay
     "current_scaling": ("tensorwise", True), "subchannel": ("blockwise", False),
 }  # fmt: skip
 PRECISION = re.compile(r"bf16|fp16|fp8|fp4|fp32")  # in a function's name, such as `bf16_with_mxfp8_mixed`
+ATTENTION_FORMATS = ("fp8_dot_product_attention", "fp8_multi_head_attention")
+ENDS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 LORA_DIM = 32  # `LoRA.dim` of both
 LORA_TARGETS = {"linear_qkv": "q,k,v", "linear_proj": "o", "linear_fc1": "gate,up", "linear_fc2": "down"}
 LAYOUT, LETTERS = "pipeline_model_parallel_layout", {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -199,10 +201,15 @@ def _megatron(configuration: CallResult, n_gpus: int, where: str, recipe: str) -
         if isinstance(owner, CallResult) and owner.values.get("use_distributed_optimizer") is True:
             settings["use_distributed_optimizer"] = True
     settings |= _overlaps(overlap, settings)
+    if settings.get("cpu_offloading") in (None, False):  # a number of layers alone moves nothing there
+        settings.pop("cpu_offloading_num_layers", None)
+    if settings.get("recompute_granularity") == "selective" and settings.get("recompute_modules") == []:
+        settings["recompute_granularity"] = None  # of no modules: only where none are stated it is core attention
     if by_recipe:  # the recipe states the sizes of the model that it is named by
         settings = {word: value for word, value in settings.items() if not SHAPE.match(word)}
     model = load_model(name) if name else None
     unknown = [] if model is not None else [f"the model {name or kind_of(parts.get('model'))}"]
+    unknown += _unlike_formats(parts.get("mixed_precision"), settings)
     if model is not None:
         unknown += _other_sizes(model, settings)
         layers = settings.get("cpu_offloading_num_layers")
@@ -278,6 +285,18 @@ def _precision(part: object) -> dict[str, object]:
     if own.get("grad_reduce_in_fp32", not half) is False:
         formats["grad_reduce_in_bf16"] = True
     return formats
+
+
+def _unlike_formats(part: object, settings: Mapping[str, object]) -> list[str]:
+    """Parts of the model, and of its master weights, that have other formats than the rest."""
+    own, masters = settings_of(part), word_of(settings.get("main_params_dtype", "float32")).rpartition(".")[2]
+    words = [word for word in ATTENTION_FORMATS if own.get(word) is True]
+    if own.get("first_last_layers_bf16") is True:
+        ends = [f"{word} {own[word]}" for word in ENDS_IN_BF16 if own.get(word) not in (None, 0)]
+        words += ends or ["first_last_layers_bf16"]
+    if settings.get("use_precision_aware_optimizer") is True and masters != "float32":
+        words.append(f"main_params_dtype {masters} (master weights are counted in fp32)")
+    return words
 
 
 def _precision_name(part: object) -> str:
