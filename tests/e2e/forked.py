@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -159,22 +160,34 @@ def serve() -> None:
         pid = os.fork()
         if pid == 0:
             answers.close()
+            os.setpgid(0, 0)
             os.chdir(asked["cwd"])
             streams = [os.open(os.devnull, os.O_RDONLY)]
             streams += [os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
             sys.path.insert(0, os.getcwd())  # as `python -m` does, and `python -P` does not
             subprocess.Popen = _Forked  # type: ignore[misc]
             _run(asked["module"], asked["words"], asked["env"], (streams[0], streams[1], streams[2]))
+        with suppress(OSError):  # the child does so too: whoever comes first
+            os.setpgid(pid, pid)
         answers.write(json.dumps(_status(pid, asked["timeout"])) + "\n")
 
 
 def _status(pid: int, timeout: float) -> int | None:
-    """Of a child that has ended; None where it had to be."""
-    signal.signal(signal.SIGALRM, lambda number, frame: os.kill(pid, signal.SIGKILL))
+    """Of a child that has ended; None where it had to be, with what it forked."""
+    late = False
+
+    def end(number: int, _frame: object) -> None:
+        nonlocal late
+        late = number == signal.SIGALRM
+        os.killpg(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, end)
+    interrupted = signal.signal(signal.SIGINT, end)  # of a terminal, which reaches no other group
     signal.setitimer(signal.ITIMER_REAL, timeout)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
-    return code if left or code != -signal.SIGKILL else None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGINT, interrupted)
+    return None if late else code
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def _nodes(cluster: Cluster, names: Sequence[str], per_node: int) -> Iterator[st
     for name, divided, size, kind, cpus, weight in zip(names, *each, strict=False):
         whole = size - cuts_of(divided, cluster.gpu)[1]
         words = [f"gpu:{kind}:{whole}" if kind else f"gpu:{whole}"] if whole and "+" not in kind else []
-        words += [f"gpu:{each}" for each in kind.split("+") if "+" in kind]
+        words += [f"gpu:{each.removeprefix(':')}" for each in kind.split("+") if "+" in kind]  # some may have no type
         words += [f"gpu:{profile}:{count}" for profile, count in divided.items()]
         words += [f"shard:{cluster.shares * whole}"] if cluster.shares else []
         settings = f"CPUs={cpus} Gres={','.join(words)}{f' Weight={weight}' if cluster.heavy else ''}"

@@ -49,3 +49,36 @@ def test_a_module_is_compiled_once_for_all_ranks(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.split() == ["4", "1", "5", "6", "2", "7"]
+
+
+ELSEWHERE = """
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from windtunnel.real.capture.processes.bytecode import share_bytecode
+
+of_315 = SourceFileLoader.source_to_code
+SourceFileLoader.source_to_code = lambda self, data, path, fullname=None, **options: of_315(self, data, path, **options)
+kept = Path("kept")
+share_bytecode(kept)
+loader = SourceFileLoader("size_of_batch", "size_of_batch.py")
+
+def size():
+    room = {}
+    exec(loader.source_to_code(Path("size_of_batch.py").read_bytes(), "size_of_batch.py", "size_of_batch"), room)
+    return room["SIZE"]
+
+words = [size(), size()]
+(file,) = kept.iterdir()
+file.unlink()
+file.mkdir()  # no permission would be an error as well, but not for root
+print(*words, size())
+"""
+
+
+def test_bytecode_that_cannot_be_read_is_made_anew_and_the_name_of_the_module_may_be_given(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "size_of_batch.py").write_text("SIZE = 4")
+    words = [sys.executable, "-c", ELSEWHERE]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["4", "4", "4"]

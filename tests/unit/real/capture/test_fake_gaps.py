@@ -50,6 +50,15 @@ def test_a_program_does_not_recognise_fakes() -> None:
 
 
 @needs_no_gpu
+def test_a_step_of_cuda_graphs_is_marked_where_pytorch_has_none() -> None:
+    """`mode="reduce-overhead"` wants it of loops that keep no output; nothing is compiled here."""
+    with fake_tensors("cuda"):
+        layer = torch.compile(nn.Linear(4, 4, device="cuda"), mode="reduce-overhead")
+        torch.compiler.cudagraph_mark_step_begin()
+        assert layer(torch.ones(2, 4, device="cuda")).shape == (2, 4)
+
+
+@needs_no_gpu
 def test_what_is_set_on_a_parameter_stays_when_its_module_moves() -> None:
     """Megatron-LM marks shared, sharded and experts' parameters so, and asks before it sums their norms."""
     with fake_tensors("cuda"):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch.nn.functional import scaled_dot_product_attention
+import pytest
 
-from windtunnel.real.capture.fake_tensors.fake import fake_tensors
-from windtunnel.real.capture.recorder.recorder import Recorder
-from windtunnel.studies.programs.program import RankProgram
+torch = pytest.importorskip("torch")
+
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+from windtunnel.real.capture.fake_tensors.fake import fake_tensors  # noqa: E402
+from windtunnel.real.capture.recorder.recorder import Recorder  # noqa: E402
+from windtunnel.studies.programs.program import RankProgram  # noqa: E402
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU needs no pretended one")
 
 LENGTHS = (5, 9, 3, 7)
 WIDTH, HEADS = 32, 4

@@ -101,3 +101,11 @@ def test_checks_of_a_list_are_seconds_from_0_on(tmp_path: Path) -> None:
     (tmp_path / "jobs.csv").write_text("job,submit_s,gpus,duration_s,checks_s\na,0,8,60,30\nb,0,8,60,-5\n")
     with pytest.raises(SpecError, match=r"jobs.csv line 3: checks_s = -5.0: give seconds from 0 on"):
         simulate(read_jobs(tmp_path / "jobs.csv"), parse_site("h100:2x8"), "slurm", Options())
+
+
+def test_a_check_that_is_told_to_take_no_time_takes_none(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path, workload("a", 0, "Ready", 0, 0), workload("b", 5), **CHECKED)
+    assert [float(text) for text in jobs.columns["checks_s"]] == [0, 0]
+    (tmp_path / "own.yaml").write_text("policy: kueue\nchecks_s: 30\n")
+    own = read_policy(tmp_path / "own.yaml")
+    assert simulate(jobs, parse_site("h100:2x8"), own, Options()).start_s.tolist() == [0, 60]

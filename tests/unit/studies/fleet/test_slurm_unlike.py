@@ -276,6 +276,12 @@ def test_types_on_one_node_are_told_apart(tmp_path: Path) -> None:
     assert "NodeName=m1,m2 CPUs=64 Gres=gpu:a100:2,gpu:h100:2 " in emitted
 
 
+def test_gpus_without_a_type_beside_others_are_written_as_they_were_read(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("NodeName=m[1-2] CPUs=64 Gres=gpu:2,gpu:a100:2\nPartitionName=all Nodes=ALL\n")
+    site = parse_site(str(tmp_path / "slurm.conf"))
+    assert "Gres=gpu:2,gpu:a100:2 " in slurm_files(site.slurm_cluster, site)["slurm.conf"]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 20), st.integers(1, 4), st.integers(1, 20), st.sampled_from(["", "a100", "h100"])),

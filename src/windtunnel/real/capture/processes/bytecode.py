@@ -21,13 +21,14 @@ def share_bytecode(folder: Path) -> None:
     """Have all forks of this process keep and find in `folder` what `import` compiles. It holds for good."""
     compile_anew = SourceFileLoader.source_to_code
 
-    def source_to_code(loader: SourceFileLoader, data: bytes, path: str, **options: int) -> CodeType:
+    def source_to_code(loader: SourceFileLoader, data: bytes, path: str, *more: str, **options: int) -> CodeType:
+        """`more`: since Python 3.15, the name of the module."""
         if not isinstance(data, bytes):  # a tree, of a loader that changes it first
-            return compile_anew(loader, data, path, **options)
-        kept = folder / blake2b(repr((path, options)).encode() + data, digest_size=16).hexdigest()
-        with suppress(FileNotFoundError):
+            return compile_anew(loader, data, path, *more, **options)
+        kept = folder / blake2b(repr((path, more, options)).encode() + data, digest_size=16).hexdigest()
+        with suppress(OSError):  # none is there, or a rank that became another user may not read it
             return cast(CodeType, marshal.loads(kept.read_bytes()))
-        code = compile_anew(loader, data, path, **options)
+        code = compile_anew(loader, data, path, *more, **options)
         with suppress(OSError):  # of ranks that run in another folder: they read only
             write_whole(kept, marshal.dumps(code))
         return code

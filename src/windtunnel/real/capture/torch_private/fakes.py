@@ -50,7 +50,7 @@ def eager_compile() -> Iterator[None]:
     """`torch.compile` does nothing: stance "force_eager" until exit.
 
     It asks its backend for settings, which loads all of Inductor for it (a second of each rank): they are what it has
-    in a file of its own.
+    in a file of its own. Nor is a step marked for CUDA graphs: PyTorch without CUDA cannot load what would note it.
     """
 
     def get_compiler_config(backend: torch._TorchCompileInductorWrapper) -> dict[str, object]:
@@ -61,7 +61,8 @@ def eager_compile() -> Iterator[None]:
         return settings
 
     lighter = (torch._TorchCompileInductorWrapper, "get_compiler_config", get_compiler_config)
-    with torch.compiler.set_stance("force_eager"), Replacements(lighter):
+    unmarked = (torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    with torch.compiler.set_stance("force_eager"), Replacements(lighter, unmarked):
         yield
 
 
