@@ -266,7 +266,7 @@ def refusals(result: ServingResult) -> list[str]:
     started = result.started
     notices = [started.notice] if started.notice else []
     most, room = started.max_model_len, started.kv_cache_tokens
-    if started.engine.startswith("vllm ") and most is not None and most > room:
+    if started.engine.startswith("vllm ") and most is not None and most > room > 0:
         notices.append(
             f"vLLM does not start so: a request may have {most:,} tokens, and its cache holds {room:,}: give"
             f" --max-model-len {room} or less"

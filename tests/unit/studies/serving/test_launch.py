@@ -145,3 +145,10 @@ def test_minus_one_means_what_the_engine_says() -> None:
     assert "max_model_len" not in parts_of("vllm serve Qwen/Qwen3-8B --max-model-len -1 --seed -1").engine
     line = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --chunked-prefill-size -1"
     assert parts_of(line).engine["chunked_prefill"] is False
+
+
+@pytest.mark.parametrize(("word", "tokens"), [("32k", 32_000), ("32K", 32_768), ("1M", 1_048_576), ("4096", 4_096)])
+def test_lengths_are_short_as_vllm_reads_them(word: str, tokens: int) -> None:
+    assert parts_of(f"vllm serve Qwen/Qwen3-8B --max-model-len {word}").engine["max_model_len"] == tokens
+    with pytest.raises(SpecError, match="--max-num-seqs = '32k'"):
+        parts_of("vllm serve Qwen/Qwen3-8B --max-num-seqs 32k")

@@ -36,7 +36,7 @@ TOWERS = ("vision_config", "audio_config")
 OF_TOWERS = ("image_", "video_", "vision_", "audio_", "projector_", "multimodal_", "mm_", "boi_", "eoi_", "boa_",
              "eoa_", "downsample_", "spatial_", "frame_", "adapter_", "qformer_", "vq_", "perceiver_", "merge",
              "patch_", "insert_layer_", "high_res_vision_")  # fmt: skip
-TOWERS_NOTE = "the towers of this checkpoint (vision, audio) are left out: text only"
+TOWERS_NOTE = "text only: the towers of this checkpoint (vision, audio) take no time"
 
 
 @cache

@@ -23,6 +23,7 @@ LEFT_OPEN: dict[tuple[str, str], dict[str, bool]] = {  # values that are no size
     ("max-model-len", "-1"): {}, ("max-model-len", "auto"): {},
     ("chunked-prefill-size", "-1"): {"chunked_prefill": False},
 }  # fmt: skip
+SHORTENED = ("max-model-len", "max-num-batched-tokens")
 NEGATIVE = re.compile(r"-\d[\d.]*")
 SHARES = {"gpu-memory-utilization": "gpu_memory_utilization", "mem-fraction-static": "gpu_memory_utilization"}
 SWITCHES: dict[str, tuple[str, bool]] = {
@@ -117,6 +118,9 @@ def _plain(word: str) -> bool:
 
 
 def _integer(name: str, value: str) -> int:
+    short = re.fullmatch(r"(\d{1,9})([kKmM])", value)  # vLLM's `human_readable_int`: 32k is 32,000, 32K 32,768
+    if short and name in SHORTENED:
+        return int(short[1]) * {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}[short[2]]
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise SpecError(f"--{name}", value or None, "give a whole number of at least 1 after it")
     return int(value)
