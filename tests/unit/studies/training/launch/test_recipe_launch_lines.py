@@ -223,6 +223,14 @@ def test_a_patch_is_in_the_options_of_these_scripts(tmp_path: Path, change: dict
     assert "--context-parallel" not in patched
 
 
+def test_names_that_stand_for_each_other_are_no_recipe(tmp_path: Path) -> None:
+    package = tmp_path / "src/megatron/bridge/recipes"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .a import a_config as b_config\nfrom .b import b_config as a_config\n")
+    with pytest.raises(SpecError, match="recipe = 'a_config'"):
+        job_of(tmp_path, "scripts/training/train.sh --recipe a_config")
+
+
 def test_a_script_of_another_project_is_not_taken_for_one(tmp_path: Path) -> None:
     line = "torchrun run_script.py -s 7 --tensor-model-parallel-size 2 --global-batch-size 8"
     assert job_of(tmp_path, line, checkout=False).fields["tp"] == 2

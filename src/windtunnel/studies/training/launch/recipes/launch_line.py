@@ -183,14 +183,14 @@ def _tuned(where: Path, begins: str, ends: str, n_gpus: int) -> tuple[Path, str]
     return path, name
 
 
-def _exported(where: Path, name: str) -> tuple[Path, str] | None:
-    """The file and name of a recipe by the name that it is exported by, which may be another."""
+def _exported(where: Path, name: str, names: tuple[str, ...] = ()) -> tuple[Path, str] | None:
+    """The file and name of a recipe by the name that it is exported by, which may be another. `names`: tried before."""
     word, other = re.escape(name), None
     for path, text in _files(where, "recipes", RECIPES):
         if re.search(rf"(?m)^def {word}\(", text):
             return path, name
         other = other or re.search(rf"\b(\w+) as {word}\b", text)
-    return _exported(where, other[1]) if other and other[1] != name else None
+    return _exported(where, other[1], (*names, name)) if other and other[1] not in (*names, name) else None
 
 
 def _plain(name: str, precision: str, line: Arguments) -> CallResult:
