@@ -6,7 +6,6 @@ are laid over tensor x context x data with expert-tensor fastest, then expert, t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -25,6 +24,7 @@ from windtunnel.studies.training.layout_checks import (
     check_precision,
     check_schedule,
     check_size,
+    data_parallel,
 )
 from windtunnel.studies.training.plan import PARAMETER_FORMATS, PEAK_DTYPE, Plan
 from windtunnel.studies.training.schedules import TRAITS, Schedule, equal_groups, schedule
@@ -271,7 +271,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     if habits.pure_precision:
         changes |= _pure(plan)
     plan = plan.with_fields({"optimizer_dtype": plan.moments_dtype, **changes})
-    dp = _data_parallel(plan, cluster)
+    dp = data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
     check_model(plan, model, etp, dp, experts)
@@ -394,26 +394,6 @@ def _filled_in(
 
 def _word(value: object) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
-
-def _data_parallel(plan: Plan, cluster: Cluster) -> int:
-    block = plan.tp * plan.pp * plan.cp
-    dp, rest = divmod(cluster.n_gpus, block)
-    if rest or dp == 0:
-        within = cluster.n_gpus < cluster.gpus_per_node
-        step = block if within else math.lcm(block, cluster.gpus_per_node)  # clusters are whole nodes, or within one
-        more = cluster.n_gpus // step * step + step
-        fewer = more - step or min(cluster.n_gpus, cluster.gpus_per_node) // block * block
-        raise LayoutError(
-            f"tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {block} does not divide {cluster.n_gpus} GPUs",
-            f"use {f'{fewer} or ' if fewer else ''}{more} GPUs, or change a degree",
-        )
-    if plan.dp is not None and plan.dp != dp:
-        raise LayoutError(
-            f"dp = {plan.dp}, but {cluster.n_gpus} GPUs / (tp {plan.tp} x pp {plan.pp} x cp {plan.cp}) = {dp}",
-            "leave dp out, or change the number of GPUs",
-        )
-    return dp
 
 
 def _micro_batches(plan: Plan, dp: int) -> int:

@@ -5,6 +5,7 @@ Each raises LayoutError, SpecError or UnknownNameError, with the remedy.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import get_args
 
@@ -200,3 +201,24 @@ def check_images(plan: Plan, model: Model) -> None:
     if plan.framework == "pytorch":
         name = "images" if plan.images else "clips"
         raise LayoutError(f"{name} with framework pytorch: towers are not laid out in plain PyTorch", "use fsdp")
+
+
+def data_parallel(plan: Plan, cluster: Cluster) -> int:
+    """Replicas of a plan on a cluster. Raises LayoutError with numbers of GPUs that its degrees divide."""
+    block = plan.tp * plan.pp * plan.cp
+    dp, rest = divmod(cluster.n_gpus, block)
+    if rest or dp == 0:
+        within = cluster.n_gpus < cluster.gpus_per_node
+        step = block if within else math.lcm(block, cluster.gpus_per_node)  # clusters are whole nodes, or within one
+        more = cluster.n_gpus // step * step + step
+        fewer = more - step or min(cluster.n_gpus, cluster.gpus_per_node) // block * block
+        raise LayoutError(
+            f"tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {block} does not divide {cluster.n_gpus} GPUs",
+            f"use {f'{fewer} or ' if fewer else ''}{more} GPUs, or change a degree",
+        )
+    if plan.dp is not None and plan.dp != dp:
+        raise LayoutError(
+            f"dp = {plan.dp}, but {cluster.n_gpus} GPUs / (tp {plan.tp} x pp {plan.pp} x cp {plan.cp}) = {dp}",
+            "leave dp out, or change the number of GPUs",
+        )
+    return dp

@@ -1,5 +1,5 @@
 """Sequences of several lengths in one tensor without data: nested tensors of jagged layout, and attention by where
-sequences end. Tried on 2.13.
+sequences end. Tried on 2.13 to 2.15.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     for at, seconds in enumerate(checks):
         if seconds is not None and not 0.0 <= seconds <= LONGEST_S:
             raise SpecError("checks_s", seconds, "give seconds from 0 on", jobs.where(at))
-    told = (account, qos, jobs.user, topology, gpu, flavors)
-    if not (any(map(any, told)) or nodes.any() or any(seconds is not None for seconds in checks)):
+    columns = (account, qos, jobs.user, topology, gpu, flavors)
+    if not (any(map(any, columns)) or nodes.any() or any(seconds is not None for seconds in checks)):
         return [NOBODY] * len(jobs)
     counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist(), nodes.tolist(), gpu, flavors, checks
     return [Owner(*each) for each in zip(jobs.user, account, qos, *counted, strict=True)]
