@@ -116,12 +116,12 @@ def test_names_of_the_reference_exist() -> None:
 
 def test_every_page_is_on_the_site() -> None:
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in DOCS.glob("*.md"):
-        assert page.name in site, f"{page.name} is not in mkdocs.yml"
+    for page in [*DOCS.glob("*.md"), *(DOCS / "measured").glob("*.md")]:
+        assert str(page.relative_to(DOCS)) in site, f"{page.name} is not in mkdocs.yml"
 
 
 def test_indexes_are_complete() -> None:
-    for folder in (DOCS, DOCS / "physics", DOCS / "decisions"):
+    for folder in (DOCS, DOCS / "physics", DOCS / "measured", DOCS / "decisions"):
         index = (folder / "README.md").read_text(encoding="utf-8")
         for page in folder.glob("*.md"):
             assert page.name == "README.md" or f"({page.name})" in index, (

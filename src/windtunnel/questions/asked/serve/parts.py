@@ -74,7 +74,7 @@ class Drafts:
 
     kind: ClassVar[str] = "drafted"
     phrase: ClassVar[str] = "drafted tokens (--speculative-tokens)"
-    taken_as: ClassVar[float] = 0.6  # of three drafted by DeepSeek's own layer: docs/serving.md, Accuracy
+    taken_as: ClassVar[float] = 0.6  # of three drafted by DeepSeek's own layer: docs/physics/serving.md
     warning: ClassVar[str] = (
         "no --acceptance is given: a drafted token is taken to be kept with a chance of 0.6, as fitted on DeepSeek's"
         " own drafting layer; other drafters and prompts differ, so give what the engine's log says"
