@@ -45,6 +45,7 @@ class About:
     inside: bool = False  # the part's own fields are flags
     rare: bool = False  # listed by `--help-all` only
     bare_most: float | None = None  # of a time: the most seconds that a text without a unit can mean
+    meant: Callable[[str], str] | None = None  # of a choice: advice on a word that is none of them, or nothing
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema

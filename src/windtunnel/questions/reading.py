@@ -155,7 +155,12 @@ def _spec_error(error: ValidationError, kind: type, where: str | None) -> SpecEr
         flag = field.about.flag or field.name.replace("_", "-")
         remedy = f"{field.name}: in it" if where else f"--{flag}, or {field.name}: in a file"
         return SpecError(path, None, f"it is needed: add {remedy}", where)
-    return SpecError(path, first["input"], str(cause) if isinstance(cause, ValueError) else remedy_of(first), where)
+    remedy = str(cause) if isinstance(cause, ValueError) else remedy_of(first)
+    if first["type"] == "literal_error":
+        about = next((field.about for field in walk(kind) if field.path == path), None)
+        advice = about.meant(str(first["input"])) if about is not None and about.meant is not None else ""
+        remedy += f" ({advice})" if advice else ""
+    return SpecError(path, first["input"], remedy, where)
 
 
 def _path(part: type, place: tuple[int | str, ...]) -> str:

@@ -9,31 +9,12 @@ import re
 
 from windtunnel.evidence.accuracy import words
 from windtunnel.evidence.accuracy.table import Row
+from windtunnel.questions.asked.parts.frameworks import FRAMEWORKS
 
 
 class UnreadableError(Exception):
     """The row cannot be represented; the text says why."""
 
-
-# The first word that the row's framework contains decides.
-FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    *((word, "maxtext") for word in ("jax", "maxtext", "levanter", "marin", "easydel", "tunix")),  # PaxML as well
-    # FSDP2, with parallel layers as torchtitan has them
-    *((word, "torchtitan") for word in ("prime-rl", "torchtitan", "olmo-core", "veomni", "vescale")),
-    *((word, "megatron-deepspeed") for word in ("megatron-deepspeed", "gpt-neox")),
-    ("deepspeed", "deepspeed"),
-    ("internevo", "internevo"),
-    ("colossal", "colossalai"),
-    ("nanotron", "nanotron"),
-    ("automodel", "fsdp"),
-    ("dtensor", "fsdp"),  # NeMo RL's and AutoModel's other half
-    *((word, "megatron") for word in ("megatron", "mindspeed", "flagscale", "primus", "nemo", "slime")),
-    ("openrlhf", "deepspeed"),
-    *((word, "fsdp") for word in ("transformers", "accelerate", "composer", "fsdp", "skyrl", "verl", "torchtune")),
-    *((word, "fsdp") for word in ("llm-foundry", "axolotl", "unsloth", "llama-factory", "llamafactory", "trl", "peft")),
-    *((word, "fsdp") for word in ("swift", "xtuner", "litgpt", "lightning", "hf trainer", "hugging face")),
-    *((word, "fsdp") for word in ("nanochat", "nanogpt", "ddp", "torch", "open-instruct")),  # masters in fp32, autocast
-)
 
 NO_OVERLAP = (
     *("overlap_tp", "overlap_tp_backward", "overlap_p2p", "overlap_ep"),

@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from inspect import Parameter as Argument
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.flags import GROUPS, spelled
@@ -104,6 +112,12 @@ def _message(error: CycloptsError) -> str:
         if os.path.isfile(words) and "log" in flag_fields(question_class(verb)):
             return f"nothing takes {words!r}: if it is what was measured, give it as --log {words} or --trace {words}"
         return f"nothing takes {words!r}: an option has one value, and is given again for another; see {_help(error)}"
+    if isinstance(error, CoercionError) and error.token is not None:
+        word = (error.token.keyword or "").lstrip("-")
+        verb = " ".join(error.command_chain or ())
+        for field in flag_fields(question_class(verb)).get(word, ()) if verb in QUESTIONS else ():
+            if field.about.meant is not None and (advice := field.about.meant(error.token.value)):
+                return f"{str(error).partition(' Did you mean')[0].rstrip('.')}; {advice}"
     return _not_known(error) if isinstance(error, UnknownOptionError) else str(error)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.parts.frameworks import habits_of
 from windtunnel.questions.asked.parts.plan import Framework, Precision
 from windtunnel.questions.asked.serve.parts import Weights
 
@@ -56,7 +57,9 @@ class Rollout:
 class Learner:
     """How the policy is trained; a layout that is left open is the fastest that fits."""
 
-    trainer: Annotated[Framework | None, About("Habits of the trainer (the framework's).", LEARNER, rare=True)] = None
+    trainer: Annotated[
+        Framework | None, About("Habits of the trainer (the framework's).", LEARNER, rare=True, meant=habits_of)
+    ] = None
     train_batch: Annotated[
         int | None, About("Samples per optimizer step (all of a step's).", LEARNER, least=1, names=("global_batch",))
     ] = None

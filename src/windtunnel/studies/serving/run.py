@@ -44,8 +44,8 @@ DRAFTED_BAND = 0.25  # by how much acceptance moves TPOT from one load to anothe
 EXPERTS_BAND = 0.3  # routed experts where constants were fitted on dense models alone
 WIDE_BAND = 0.35  # experts over more GPUs than a node has: how tokens reach them is not calibrated
 NODES_BAND = 0.6  # tensor parallelism over nodes
-# Engines' constants rest on runs of these families with at most so many experts (docs/measured/serving.md). Others: what nine in
-# ten published runs of models of 2026 need (`validation/serving/bands.py`).
+# Engines' constants rest on runs of these families with at most so many experts (docs/measured/serving.md). Others:
+# what nine in ten published runs of models of 2026 need (`validation/serving/bands.py`).
 FITTED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek", "gpt-oss")
 FITTED_EXPERTS = 256
 NEW_MODEL_BAND = 0.46

@@ -151,6 +151,22 @@ def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
+    ("name", "habits"), [("trl", "fsdp"), ("Megatron-Bridge", "megatron"), ("gpt-neox", "megatron-deepspeed")]
+)
+def test_a_trainer_by_another_name_is_met_by_whose_habits_it_has(
+    name: str, habits: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    advice = f"give {habits}, whose habits {name} has, or its launch file"
+    asked = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:8", "plan": {"framework": name}}
+    with pytest.raises(UserError, match=re.escape(f"({advice})")):
+        read(asked)
+    assert main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--framework", name]) == 2
+    assert capsys.readouterr().err.endswith(f'"maxtext"; {advice}\n')
+    assert main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--framework", "nobody"]) == 2
+    assert "habits" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("plan llama-3-8b --cluster h100-sxm:8 --bogus", "unknown option --bogus: see `windtunnel plan --help`"),

@@ -15,9 +15,9 @@ from pathlib import Path
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.evidence.accuracy import words
 from windtunnel.evidence.accuracy.in_order import in_order
-from windtunnel.evidence.accuracy.wording import FRAMEWORKS
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
+from windtunnel.questions.asked.parts.frameworks import FRAMEWORKS
 from windtunnel.questions.asked.rl import Rl
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import read_part

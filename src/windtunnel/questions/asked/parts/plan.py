@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from windtunnel.questions.about import STRICT, About, part
+from windtunnel.questions.asked.parts.frameworks import habits_of
 from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.reading import plain_part
 
@@ -43,7 +44,8 @@ class Plan:
     kind: ClassVar[str] = "plan"
     phrase: ClassVar[str] = "the plan of a model that is named"
     framework: Annotated[
-        Framework, About("Whose habits fill what the plan leaves open (megatron).", LAYOUT, rare=True)
+        Framework,
+        About("Whose habits fill what the plan leaves open (megatron).", LAYOUT, rare=True, meant=habits_of),
     ] = "megatron"
     release: Annotated[
         str | None, About("Software release, a calibration key, e.g. mlperf-v4.1.", LAYOUT, rare=True)
@@ -341,7 +343,8 @@ class Script:
     kind: ClassVar[str] = "script"
     phrase: ClassVar[str] = "a captured script"
     framework: Annotated[
-        Framework | None, About("Whose habits fill what the script leaves open.", LAYOUT, rare=True)
+        Framework | None,
+        About("Whose habits fill what the script leaves open.", LAYOUT, rare=True, meant=habits_of),
     ] = None
     cuda_graphs: Annotated[bool | None, About("Kernels launched as graphs.", OVERLAP, rare=True)] = None
     allocator: Annotated[
