@@ -8,8 +8,9 @@ all-to-all, 1 for the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
@@ -184,24 +185,33 @@ def _warnings(kind: str, group: Group, cluster: Cluster) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(.*)$")
+ROW = re.compile(r"(?:^|[:>\]])\s*(\d+)\s+(\d+)\s+([a-z]\w*)\s+(.*)$")  # mpirun may have put a tag in front
 
 
 def read_nccl_tests(path: str | Path) -> dict[int, float]:
     """Seconds by size of what an nccl-tests binary printed, out of place. Raises InputFileError."""
     nccl_tests: dict[int, float] = {}
     for number, line in enumerate(read_text(path, REMEDY).splitlines(), 1):
-        row = ROW.match(line)
+        row = ROW.search(line)
         if row is None:
             continue
-        # redop and root are not in every version's columns; the first number with a point is the time in microseconds
-        times = [word for word in row[5].split() if re.fullmatch(r"\d+\.\d+", word)]
-        if not times or float(times[0]) <= 0.0:
+        time_us = _out_of_place_us(int(row[1]), row[4].split())
+        if time_us is None:
             raise InputFileError(path, f"line {number} has a size and no time", REMEDY)
         if int(row[1]):
-            nccl_tests[int(row[1])] = float(times[0]) * 1e-6
+            nccl_tests[int(row[1])] = time_us * 1e-6
     if not nccl_tests:
         raise InputFileError(path, "holds no rows of sizes and times", REMEDY)
     if len(nccl_tests) > SIZES_MOST:
         raise InputFileError(path, f"holds {len(nccl_tests)} sizes", f"give at most {SIZES_MOST}")
     return nccl_tests
+
+
+def _out_of_place_us(size: int, words: Sequence[str]) -> float | None:
+    """The first time in a row. redop and root are not in every version's columns, and a time of 10 ms and more has no
+    point, so it is told by the algorithm bandwidth behind it: size / time in GB/s, to two digits."""
+    numbers = [float(word) for word in words if re.fullmatch(r"-?\d+(\.\d+)?", word)]
+    for time_us, bandwidth in pairwise(numbers):
+        if time_us > 0 and abs(size / time_us / 1e3 - bandwidth) <= max(0.0051, 0.01 * bandwidth):
+            return time_us
+    return None

@@ -62,6 +62,18 @@ def test_what_nccl_tests_printed_is_held_against_it(tmp_path: Path) -> None:
         read_nccl_tests(path)
 
 
+@pytest.mark.parametrize("tag", ["", "[1,0]<stdout>:", "(head, rank=0, pid=3808) [1,0]<stdout>: "])
+@pytest.mark.parametrize("columns", ["none      -1  ", "sum      -1  ", "  0  ", ""])
+def test_times_of_any_length_are_read(tag: str, columns: str, tmp_path: Path) -> None:
+    """10 ms and more are printed without a point (skypilot's all-gather on two A3 Ultra): once read as 347 us."""
+    rows = ((1024, "28.70", "0.04"), (8388608, "87.98", "95.35"), (8589934592, "24739", "347.22"))
+    path = tmp_path / "tests.txt"
+    path.write_text(
+        "".join(f"{tag}{size:12}  {size // 64}  float  {columns}  {us} {bw}  1.0  0\n" for size, us, bw in rows)
+    )
+    assert read_nccl_tests(path) == pytest.approx({size: float(us) * 1e-6 for size, us, _ in rows})
+
+
 def test_sizes() -> None:
     assert sizes_of("64MiB") == [2**26]
     assert sizes_of("1KiB..5KiB") == [1024, 2048, 4096, 5120]
