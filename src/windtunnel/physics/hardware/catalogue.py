@@ -2,7 +2,8 @@
 
     h100-sxm:8192            a GPU in its usual node type, and how many
     8xh100                   the same, as people write it; "NVIDIA H100 80GB HBM3:8" as nvidia-smi names it
-    aws-p5:64                a node type, and how many GPUs
+    aws-p5:64                a node type, and how many GPUs; p5.48xlarge:64, as a cloud calls it
+    4 x p5.48xlarge          so many of a cloud's instances
     nvidia-smi.txt           what `nvidia-smi`, `nvidia-smi -L` or its CSV printed: those GPUs, in their usual node type
     my-cluster.yaml          a file (see docs); its `gpu` and `base` are names from the catalogue or numbers of your own
     my-cluster.yaml:64       the same, with another number of GPUs
@@ -34,7 +35,7 @@ _HERE = Path(__file__).parent / "catalogue"
 _MIXED = "mixed GPU types are for predict and plan only, as NAME:COUNT+NAME:COUNT or `groups` in YAML: give one GPU"
 SPEC_FILE = "give the path of a readable YAML file, `key: value` a line"
 SPEC_BYTES_MOST = 4 << 20  # a calibrated device lists thousands of points
-ADDED = ("nvidia", "amd", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e", "geforce", "tesla")
+ADDED = ("nvidia", "amd", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e", "geforce", "tesla", "standard")
 LISTED = "give a cluster file in YAML, what nvidia-smi printed, or name:count"
 LISTED_BYTES_MOST = 1 << 20
 LINE = re.compile(r"^GPU \d+: (.+?) \(UUID", re.MULTILINE)
@@ -78,7 +79,7 @@ def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
     if not isinstance(spec, str) or not spec.strip():
         raise SpecError("cluster", spec, "give name:count, such as h100-sxm:64, or the path of a YAML file")
     text = spec.strip()
-    before = re.fullmatch(r"(\d{1,8}) ?[x×*] ?([A-Za-z][\w .-]*)", text)
+    before = re.fullmatch(r"(\d{1,8})(?: ?[x×*] ?| +)([A-Za-z][\w .-]*)", text)
     if before:
         text = f"{before[2]}:{before[1]}"
     elif os.path.isfile(text) and not text.lower().endswith((".yaml", ".yml", ".json")):
@@ -98,9 +99,15 @@ def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
         raise UnknownNameError("GPU or cluster", name, names, "For one of your own, give a YAML file.")
     if not colon:
         raise SpecError("cluster", spec, f"say how many GPUs, such as {canonical}:64")
-    return _sized(
-        _load_cluster(canonical) if kind == "clusters" else _usual_cluster(canonical), _count(tail, spec), spec
-    )
+    cluster, count = _load_cluster(canonical) if kind == "clusters" else _usual_cluster(canonical), _count(tail, spec)
+    if _normal(name).removeprefix("standard-") in _instances():
+        each = cluster.gpus_per_node
+        if before:  # `2 x p5.48xlarge` are instances
+            count *= each
+        elif count % each:
+            remedy = f"after the colon GPUs are counted, and an instance has {each}: give {name}:{each * count}"
+            raise SpecError("cluster", spec, remedy)
+    return _sized(cluster, count, spec)
 
 
 def with_settings(cluster: Cluster, settings: Mapping[str, object]) -> Cluster:
@@ -228,7 +235,16 @@ def _stems(kind: str) -> tuple[str, ...]:
 @cache
 def _aliases(kind: str) -> dict[str, str]:
     """Alias -> canonical name, over all files of a kind. Reads them all, so only where a name is no file's own."""
-    return {_normal(alias): stem for stem in _stems(kind) for alias in _raw(kind, stem).get("aliases", ())}
+    listed = ((stem, key) for stem in _stems(kind) for key in ("aliases", "instances"))
+    return {_normal(alias): stem for stem, key in listed for alias in _raw(kind, stem).get(key, ())}
+
+
+@cache
+def _instances() -> frozenset[str]:
+    """What clouds call the node types that they rent as a whole."""
+    return frozenset(
+        _normal(name) for stem in _stems("clusters") for name in _raw("clusters", stem).get("instances", ())
+    )
 
 
 def _canonical(kind: str, name: str) -> str | None:
@@ -237,7 +253,7 @@ def _canonical(kind: str, name: str) -> str | None:
         return normal
     bare = "-".join(word for word in normal.split("-") if word not in ADDED)  # without its maker and kind of memory
     alias = _aliases(kind).get(normal) or (bare if bare in _stems(kind) else _aliases(kind).get(bare))
-    return alias or _by_words(kind).get(_words(normal))
+    return alias or _by_words(kind).get(_words(normal)) or _by_letters(kind).get(normal.replace("-", ""))
 
 
 def _words(name: str) -> frozenset[str]:
@@ -250,6 +266,12 @@ def _words(name: str) -> frozenset[str]:
 def _by_words(kind: str) -> dict[frozenset[str], str]:
     names = {**_aliases(kind), **{stem: stem for stem in _stems(kind)}}
     return {_words(name): stem for name, stem in names.items()}
+
+
+@cache
+def _by_letters(kind: str) -> dict[str, str]:
+    """Canonical names by their letters and digits alone: `rtx4090`."""
+    return {stem.replace("-", ""): stem for stem in _stems(kind)}
 
 
 @cache

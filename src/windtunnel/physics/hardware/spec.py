@@ -92,7 +92,7 @@ _SHORT: dict[type, Mapping[str, str]] = {
 }
 _BESIDE: dict[type, Mapping[str, str]] = {  # `aliases` and a GPU's usual `cluster` are for the catalogue
     Gpu: {"base": "str", "aliases": "tuple", "cluster": "str"},
-    Cluster: {"base": "str", "aliases": "tuple"},
+    Cluster: {"base": "str", "aliases": "tuple", "instances": "tuple"},
 }
 _NESTED: dict[str, type] = {"scale_up": Link, "scale_out": Link, "host": Host}
 
@@ -216,7 +216,7 @@ def cluster_from(entry: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
         SpecError: as `gpu_from`.
     """
     spec, written = given_of(Cluster, entry, place)
-    changes = _without(spec, "base", "aliases", "sources", "gpu", "calibration", *_NESTED)
+    changes = _without(spec, "base", "aliases", "instances", "sources", "gpu", "calibration", *_NESTED)
     if gpu is not None:
         changes["gpu"] = gpu
     if "calibration" in spec:

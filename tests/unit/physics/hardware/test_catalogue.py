@@ -89,7 +89,8 @@ def test_a_newer_gpu_is_faster() -> None:
 
 def test_aliases_name_one_thing_each() -> None:
     for kind, names in (("gpus", gpu_names()), ("clusters", cluster_names())):
-        written = [alias for name in names for alias in _raw(kind, name).get("aliases", ())]
+        rows = [_raw(kind, name) for name in names]
+        written = [alias for row in rows for key in ("aliases", "instances") for alias in row.get(key, ())]
         assert len(written) == len(set(written)) == len(_aliases(kind))
         assert not set(written) & set(names)
     assert not ({*gpu_names(), *_aliases("gpus")} & {*cluster_names(), *_aliases("clusters")})
@@ -125,6 +126,35 @@ def test_aliases_name_one_thing_each() -> None:
 def test_spellings_of_published_tables(spelling: str, name: str) -> None:
     assert get_gpu(spelling).name == name
     assert parse_cluster(f"{spelling}:8").gpu.name == name
+
+
+@pytest.mark.parametrize(
+    ("instance", "gpu", "protocol", "gigabits"),
+    [
+        ("p5.48xlarge", "h100-sxm", "efa", 400),
+        ("p5en.48xlarge", "h200-sxm", "efa", 400),
+        ("p4d.24xlarge", "a100-40gb-sxm", "efa", 50),
+        ("p6-b300.48xlarge", "b300-sxm", "efa", 800),
+        ("a3-megagpu-8g", "h100-sxm", "ethernet", 200),
+        ("A4X-HighGPU-4g", "gb200", "roce", 400),
+        ("Standard_ND96isr_H100_v5", "h100-sxm", "infiniband", 400),
+        ("BM.GPU.A100-v2.8", "a100-80gb-sxm", "roce", 200),
+    ],
+)
+def test_a_cloud_rents_whole_instances(instance: str, gpu: str, protocol: str, gigabits: int) -> None:
+    cluster = parse_cluster(f"3 x {instance}")
+    each = cluster.gpus_per_node
+    assert cluster.n_gpus == 3 * each
+    assert cluster == parse_cluster(f"{instance}:{3 * each}")
+    assert (cluster.gpu.name, cluster.scale_out.protocol) == (gpu, protocol)
+    assert cluster.scale_out.bandwidth_bytes_per_s == gigabits * 1e9 / 8
+    with pytest.raises(SpecError, match=re.escape(f"an instance has {each}: give {instance}:{each * (each + 1)}")):
+        parse_cluster(f"{instance}:{each + 1}")
+
+
+def test_names_as_people_write_them() -> None:
+    assert parse_cluster("rtx4090:8") == parse_cluster("rtx-4090:8")
+    assert parse_cluster("8 h100") == parse_cluster("8xh100") == parse_cluster("h100:8")
 
 
 def test_known_values() -> None:
