@@ -116,3 +116,23 @@ def test_what_stands_on_a_template_of_pods_is_read_of_every_kind(tmp_path: Path)
     assert jobs.gpus.tolist() == [2, 16]
     assert list(jobs.columns["part"]) == ["0.5", ""]
     assert list(jobs.columns["topology"]) == ["", "required rack"]
+
+
+def test_resources_of_a_train_job_take_the_place_of_its_runtimes_and_leave_the_rest(tmp_path: Path) -> None:
+    """Three nodes of the runtime, with 4 GPUs each where the job says so; the runtime's topology holds for both."""
+    marked = RUNTIME.replace(
+        "spec: {template: {spec: {containers",
+        "spec: {template: {metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}, spec: {containers",
+    )
+    assert marked != RUNTIME
+    four = "{resourcesPerNode: {limits: {nvidia.com/gpu: 4}}}"
+    (tmp_path / "o.yaml").write_text(
+        f"{marked}kind: TrainJob\n{HEAD}}}\nspec: {{runtimeRef: {{name: tune}}}}\n---\n"
+        f"kind: TrainJob\n{HEAD.replace('name: ', 'name: own-')}}}\n"
+        f"spec: {{runtimeRef: {{name: tune}}, trainer: {four}}}\n---\n"
+        f"kind: TrainJob\n{HEAD.replace('name: ', 'name: alone-')}}}\n"
+        f"spec: {{runtimeRef: {{name: gone}}, trainer: {four[:-1]}, numNodes: 2}}}}\n"
+    )
+    jobs = read_jobs(tmp_path / "o.yaml")
+    assert jobs.gpus.tolist() == [24, 12, 8]
+    assert list(jobs.columns["topology"]) == ["required rack", "required rack", ""]

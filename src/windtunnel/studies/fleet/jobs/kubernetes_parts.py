@@ -197,14 +197,16 @@ class Part:
             runtime = self._runtime()
             trainer = mapping_at(spec, "trainer")
             nodes = count_at(trainer, "numNodes", default=count_at(runtime, "mlPolicy", "numNodes"))
-            if mapping_at(trainer, "resourcesPerNode"):
-                return [(nodes, {"spec": {"containers": [{"resources": trainer["resourcesPerNode"]}]}})]
             steps = items_at(runtime, "template", "spec", "replicatedJobs")
-            return [
-                (nodes, mapping_at(step, "template", "spec", "template"))
+            own = [
+                mapping_at(step, "template", "spec", "template")
                 for step in steps
                 if text_at(step, "template", "metadata", "labels", TRAINER) == "trainer"
             ]
+            if resources := mapping_at(trainer, "resourcesPerNode"):  # in place of the runtime's, which keeps the rest
+                asked = [{"resources": resources}]
+                own = [{**pod, "spec": {**mapping_at(pod, "spec"), "containers": asked}} for pod in own or [{}]]
+            return [(nodes, pod) for pod in own]
         if self.kind == "LeaderWorkerSet":
             template = mapping_at(spec, "leaderWorkerTemplate")
             worker = mapping_at(template, "workerTemplate")
