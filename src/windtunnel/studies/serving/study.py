@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import LayoutError, SpecError, UserError, about_file
+from windtunnel.files.bytes import path_of
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -32,13 +33,14 @@ from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import plain
 from windtunnel.studies.serving.build import Engine as Priced
 from windtunnel.studies.serving.build import engine_of
-from windtunnel.studies.serving.comparison import Comparison, comparisons, why_not_compared
+from windtunnel.studies.serving.comparison import Comparison, comparisons, measured_of, why_not_compared
 from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words
 from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.goodput import Curve, goodput_of, rate_curve, rate_of
 from windtunnel.studies.serving.parts import assumed, deployment_of, workload_of
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with
+from windtunnel.studies.serving.workload.benchmark import read_benchmark
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.requests import Workload
 from windtunnel.units import format_many
@@ -85,11 +87,14 @@ class ServingAnswer(Answer):
 
 def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> ServingAnswer:
     """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
-    workload = workload_of(question.requests, question.load, question.seed)
+    bench = None if question.bench is None else read_benchmark(path_of(question.bench))
+    asked = question.requests, question.load, question.seed
+    workload = workload_of(*asked) if bench is None else bench.workload(*asked)
     run = _runner(question, timeline)
     served = _served(question, run, run(workload), workload, curve)
-    against = tuple(comparisons(question, served.result))
-    return replace(served, measured=against, warnings=(*served.warnings, *why_not_compared(question, served.result)))
+    found = measured_of(question, bench)
+    against = tuple(comparisons(found, served.result))
+    return replace(served, measured=against, warnings=(*served.warnings, *why_not_compared(found, served.result)))
 
 
 def answer_plan(

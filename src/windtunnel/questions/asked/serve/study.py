@@ -40,13 +40,25 @@ class Serve(ServedModel):
     measured: Annotated[
         float | None,
         About(
-            "Mean time per output token (TPOT) that you measured, e.g. 32ms.", unit="time", least=1e-9, bare_most=1.0
+            "Mean time per output token (TPOT) that you measured, e.g. 32ms.",
+            unit="time",
+            least=1e-9,
+            bare_most=1.0,
+            rare=True,
         ),
     ] = None
     measured_output: Annotated[
         float | None, About("Output tokens per second of all replicas that you measured.", least=1e-9, rare=True)
     ] = None
+    bench: Annotated[
+        str | None,
+        About(
+            "What a load generator measured of it: the file that vllm bench serve, SGLang's bench_serving or AIPerf"
+            " saved or printed. Its requests and load are asked, its figures held against the prediction."
+        ),
+    ] = None
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
-        check_load(self.requests, self.load)
+        if self.bench is None:
+            check_load(self.requests, self.load)
