@@ -120,6 +120,18 @@ def test_every_page_is_on_the_site() -> None:
         assert str(page.relative_to(DOCS)) in site, f"{page.name} is not in mkdocs.yml"
 
 
+def test_how_to_pages_are_no_diaries() -> None:
+    """What was measured when stands in docs/measured; a page to do something by holds no date, and is read in a sitting."""
+    how_to = re.search(r"  - How to:\n(.*?)\n  - ", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.DOTALL)
+    assert how_to is not None
+    pages = re.findall(r": (\S+\.md)$", how_to[1], re.MULTILINE)
+    assert len(pages) > 20
+    for name in pages:
+        text = (DOCS / name).read_text(encoding="utf-8")
+        assert not re.findall(r"\b(20\d\d-\d\d-\d\d|\d{1,2} (?:November|December))\b", text), name
+        assert len(text.split()) < 4000, name
+
+
 def test_indexes_are_complete() -> None:
     for folder in (DOCS, DOCS / "physics", DOCS / "measured", DOCS / "decisions"):
         index = (folder / "README.md").read_text(encoding="utf-8")

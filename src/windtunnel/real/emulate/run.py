@@ -79,7 +79,7 @@ class Emulation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it. `facts` is what the real rank told: docs/emulate.md lists its keys."""
+    """What came of it. `facts` is what the real rank told (`outcome.py`)."""
 
     status: str  # ok | exit | raised | refused | out of memory | interrupted | died
     exit_status: int

@@ -3,7 +3,8 @@
 Every rank runs the captured program with the captured batch. In the backward pass of the last micro-batch (`no_sync`
 before it) gradients are copied into buckets in the order in which they are made, the first of 1 MiB and the others of
 25, which are there all the time, and each is reduced when it is full (torch/nn/parallel/distributed.py). What follows
-the passes waits for all of them. Held against the capture of a script that does so: `docs/capture.md`.
+the passes waits for all of them. Held against the capture of a script that does so:
+`docs/measured/capture.md`.
 """
 
 from __future__ import annotations

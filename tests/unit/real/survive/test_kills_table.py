@@ -19,7 +19,7 @@ def test_the_page_counts_what_was_killed() -> None:
     hosts, servers = words.count("host"), words.count("server")
     kills = len(words) - hosts  # a host is two words
     ratios = [float(time) / float(row["relaunch_s"]) for row in ROWS for time in row["downtimes_s"].split()]
-    page = " ".join((HERE / "docs" / "resilience.md").read_text().split())
+    page = " ".join((HERE / "docs" / "measured" / "resilience.md").read_text().split())
     assert f"{kills} kills in {len(ROWS)} jobs of {len({row['script'] for row in ROWS})} scripts" in page
     assert f"{kills - hosts - servers} of ranks and standbys, {servers} of fork servers, {hosts} of whole hosts" in page
     assert (

@@ -1,4 +1,4 @@
-"""Small cases whose answers follow from the rules by hand, and the facts of docs/fleet.md on what is published."""
+"""Small cases whose answers follow from the rules by hand, and facts of docs/measured/fleet.md on what is published."""
 
 import math
 

@@ -83,7 +83,7 @@ def test_a_gang_goes_where_its_traffic_fits(tmp_path: Path) -> None:
     """b does not fit beside a, and c does: it takes the free half of a's second node, in turns with a."""
     rows = "a,0,12,2000,0.255,0.114\nb,0,12,2000,0.255,0.2\nc,1,12,2000,0.255,0.114\n"
     plain, compatible = run(tmp_path, rows), run(tmp_path, rows, compatible=True)
-    assert plain.jct_s.mean() == pytest.approx(1.30 * 2000, rel=0.01)  # as docs/fleet.md says
+    assert plain.jct_s.mean() == pytest.approx(1.30 * 2000, rel=0.01)  # as docs/fleet-sharing.md says
     assert compatible.jct_s == pytest.approx([2000] * 3, rel=0.001)
     assert (plain.start_s == compatible.start_s).all()
     racks = SITE + "topology: {rack: 2}\n"

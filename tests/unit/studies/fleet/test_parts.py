@@ -389,8 +389,8 @@ def test_nodes_that_fail_take_parts_with_them(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_is(tmp_path: Path) -> None:
-    """The example of docs/fleet.md: its list of jobs as it stands there, and when they start."""
-    page = (Path(__file__).parents[4] / "docs" / "fleet.md").read_text()
+    """The example of docs/fleet-sharing.md: its list of jobs as it stands there, and when they start."""
+    page = (Path(__file__).parents[4] / "docs" / "fleet-sharing.md").read_text()
     lines = page[page.index("    job,submit_s,gpus,duration_s,part") :].split("\n\n")[0].splitlines()
     trace = write(tmp_path, "".join(line.split("#")[0].strip() + "\n" for line in lines), "parts.csv")
     (outcome,) = fleet(trace, "h100-sxm:1x8").outcomes

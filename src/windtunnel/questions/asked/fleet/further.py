@@ -73,7 +73,7 @@ class FleetShare:
 
     verb: ClassVar[str] = "fleet share"
     positional: ClassVar[tuple[str, ...]] = ("jobs",)
-    jobs: Annotated[str, About("YAML of a link and jobs: period, busy, rate (docs/fleet.md).")]
+    jobs: Annotated[str, About("YAML of a link and jobs: period, busy, rate (docs/fleet-sharing.md).")]
     links: Annotated[int, About("Links that the jobs are spread over (1).", least=1, most=64)] = 1
 
 
@@ -93,7 +93,7 @@ class FleetBeside:
 
     verb: ClassVar[str] = "fleet beside"
     positional: ClassVar[tuple[str, ...]] = ("jobs",)
-    jobs: Annotated[str, About("YAML of batch jobs: job, command, cpus, memory (docs/fleet.md).")]
+    jobs: Annotated[str, About("YAML of batch jobs: job, command, cpus, memory (docs/fleet-live.md).")]
     service: Annotated[str, About("Command of the service, such as 'python serve.py'.")]
     probe: Annotated[
         str, About("Address that is asked for its latency; without: what it writes to $WINDTUNNEL_LATENCIES.")

@@ -2,8 +2,8 @@
 
 A call counts once every rank has done it: then all have met, told each other digests of their state, and given what no
 replica holds to a neighbour. When a rank dies, the others put back what they had at the start of the call, another
-process takes that very rank, and all do the call again. docs/resilience.md says what a replacement does until then, and
-when the job starts anew instead.
+process takes that very rank, and all do the call again. What a replacement does until then, and when the job starts
+anew instead: docs/resilience-live.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pools of a site's YAML file: own GPUs first, then clouds. docs/fleet.md, "Clouds beside the own GPUs", has one.
+"""The pools of a site's YAML file: own GPUs first, then clouds. docs/fleet-beyond.md has one.
 
 `egress_per_gb` is for data that leaves a pool, `bandwidth` in and out. A pool without `gpus` has as many as anyone asks
 for. Own GPUs without a price are taken as paid for.

@@ -29,7 +29,7 @@ from windtunnel.studies.fleet.live.machine import cores_from, machine_times, mem
 from windtunnel.studies.fleet.policies.beyond.oversubscribe import RULES, Running
 from windtunnel.units import parse_bytes
 
-REMEDY = "give `jobs`, each with job and command, and cpus and memory where they are known (docs/fleet.md)"
+REMEDY = "give `jobs`, each with job and command, and cpus and memory where they are known (docs/fleet-live.md)"
 PREFIX = "windtunnel-beside-"
 JOBS_MOST = 1000
 NAME_MOST = 200  # bytes

@@ -1,4 +1,4 @@
-"""What a node's agent does for the service beside batch jobs: one window at a time, as docs/fleet.md tells it.
+"""What a node's agent does for the service beside batch jobs: one window at a time, as docs/fleet-live.md tells it.
 
 A late service takes cores from the batch jobs (`throttle`), then freezes the victim, then sends it away; calm windows
 give back in the other order. What jobs may move to and from disks is the share that they have of the cores: one that

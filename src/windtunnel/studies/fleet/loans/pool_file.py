@@ -1,4 +1,4 @@
-"""The file that says what a serving pool is: model, servers, request stream, limits. docs/fleet.md, "Lyra", has one.
+"""The file that says what a serving pool is: model, servers, request stream, limits. docs/fleet-beyond.md has one.
 
 How the pool keeps its promises at each rate is the serving study's, handed to the fleet (`loans_of`).
 """

@@ -1,7 +1,7 @@
 """`fleet share`: which jobs share which link, by how their traffic fits, beside a placement by mean load alone.
 
 All placements are tried where there are few, else the jobs one after the other by falling load; the best has the
-highest mean score of the links that are used, then the highest worst one. docs/fleet.md has a file.
+highest mean score of the links that are used, then the highest worst one. docs/fleet-sharing.md has a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.sharing.score import Fit, Pattern, fit_of, slowdowns
 from windtunnel.units import parse_bandwidth, parse_time
 
-REMEDY = "give `link` and `jobs`, each with job, period and busy (docs/fleet.md)"
+REMEDY = "give `link` and `jobs`, each with job, period and busy (docs/fleet-sharing.md)"
 TRIED = 4096  # placements
 JOBS_MOST = 200
 

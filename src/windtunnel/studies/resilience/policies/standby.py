@@ -5,7 +5,7 @@
     planned            delta groups + state
     software           processes are gone, machines are not: restart without scheduling
 
-What makes a standby warm, and how its groups are built: docs/resilience.md.
+What makes a standby warm, and how its groups are built: docs/resilience-live.md.
 """
 
 from __future__ import annotations
