@@ -121,7 +121,7 @@ def test_every_page_is_on_the_site() -> None:
 
 
 def test_how_to_pages_are_no_diaries() -> None:
-    """What was measured when stands in docs/measured; a page to do something by holds no date, and is read in a sitting."""
+    """A page to do something by holds no date, and is read in a sitting; what was measured when is in docs/measured."""
     how_to = re.search(r"  - How to:\n(.*?)\n  - ", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.DOTALL)
     assert how_to is not None
     pages = re.findall(r": (\S+\.md)$", how_to[1], re.MULTILINE)
