@@ -121,6 +121,7 @@ def test_its_figures_are_held_against_the_prediction(tmp_path: Path) -> None:
         ({**SAVED, "input_lens": [1.5], "output_lens": [1]}, "input_lens is no list"),
         ({**SAVED, "input_lens": [10**30], "output_lens": [1]}, "input_lens is no list"),
         ({**SAVED, "mean_tpot_ms": 10**400}, "mean_tpot_ms is"),
+        ({**SAVED, "total_input_tokens": 1e300}, "total_input_tokens is"),
         ({**SAVED, "input_lens": [1, 2], "output_lens": [1]}, "has 2 input_lens and 1 output_lens"),
         ({**SAVED, "input_lens": [1], "output_lens": [0]}, "no answered request"),
         (PRINTED.replace("Maximum request concurrency:             2", ""), "add --rate R or --concurrency C"),

@@ -45,7 +45,7 @@ AIPERF = {  # its metrics, each with `avg` and `unit`
     "inter_token_latency": "mean_tpot_ms",
 }
 HELD_BACK = 0.95  # of the rate: below it, the limit of requests in flight is what paces
-REQUESTS_MOST = 1_000_000
+REQUESTS_MOST, NUMBER_MOST = 1_000_000, 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,8 @@ def _number(path: str | Path, said: Mapping[str, object], key: str) -> float | N
         number = float(value)  # type: ignore[arg-type]
     except (OverflowError, TypeError, ValueError):
         number = math.nan
-    if math.isnan(number) or number < 0 or (math.isinf(number) and key != "request_rate") or isinstance(value, bool):
+    at_once = key == "request_rate" and number == math.inf
+    if not (0 <= number <= NUMBER_MOST or at_once) or isinstance(value, bool):
         raise InputFileError(path, f"{key} is {str(value)[:40]!r}", REMEDY)
     return number
 
