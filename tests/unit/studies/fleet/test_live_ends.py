@@ -114,8 +114,8 @@ def test_a_policy_with_an_interval_is_asked_at_multiples_of_it(tmp_path):
     assert len({int(at // 0.4) for at in asked}) == len(asked) == 2
 
 
-@pytest.mark.parametrize("policy", ["optimus", "pollux"])
-def test_policies_that_size_jobs_are_refused(tmp_path, policy):
+@pytest.mark.parametrize("policy", ["optimus", "pollux", "kueue", "kai", "volcano"])
+def test_policies_that_size_jobs_or_need_quotas_are_refused(tmp_path, policy):
     path = tmp_path / "jobs.yaml"
     path.write_text("- {job: a, submit_s: 0, gpus: 1, duration_s: 1, command: 'true'}")
     with pytest.raises(

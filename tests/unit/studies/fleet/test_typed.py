@@ -3,6 +3,8 @@
 import csv
 import itertools
 import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,13 @@ pytest.importorskip("highspy")
 from windtunnel.studies.fleet.kinds.programs import choices, shares
 
 KINDS = ("v100", "v100", "k80")
+
+
+def test_the_solver_prints_nothing_before_an_answer_in_json():
+    """HiGHS prints its name once a process."""
+    line = f"import numpy as np; from {shares.__module__} import shares; shares(np.ones((1, 1)), [1], [1])"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_equal_gpus_are_shared_equally():

@@ -30,7 +30,16 @@ def _solver() -> highspy.Highs:
         import highspy
     except ImportError:
         raise UserError("highspy is not installed: pip install 'windtunnel[fleet]'") from None
-    make_solver: Callable[[], highspy.Highs] = highspy.Highs
+
+    class Silent(highspy.Highs):
+        """HiGHS 1.16 prints its name as soon as it has callbacks, which its constructor gives it."""
+
+        def enableCallbacks(self) -> None:  # noqa: N802 - its name there
+            self.setOptionValue("output_flag", False)
+            enable: Callable[[], None] = super().enableCallbacks
+            enable()
+
+    make_solver: Callable[[], highspy.Highs] = Silent
     solver = make_solver()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 0.0)

@@ -49,8 +49,8 @@ def run_live(
     `hosts`: the words that start a command on each node (ssh b); none: all nodes are this machine.
     `restart_s`: of each `duration_s`, what a start takes; a job that is started again pays it again.
     """
-    # Nobody knows how fast a command is on other GPUs.
-    able = names_of(lambda traits: on_clock(traits) and not traits.sizes)
+    # Nobody knows how fast a command is on other GPUs, and live jobs are of no queue.
+    able = names_of(lambda traits: on_clock(traits) and not traits.sizes and "quota" not in traits.needs)
     if len(names) != 1 or names[0] not in able:
         raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(able)}")
     if site.sizes:
