@@ -106,6 +106,20 @@ PUBLISHED = {
     "aya-23-8b": 8_028_033_024,
     "falcon-180b": 178_557_088_768,
     "internlm2-20b": 19_861_149_696,
+    "qwen2.5-vl-7b": 7_615_616_512,  # the text model is Qwen2.5's
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-13b": 13_716_198_400,
+    "olmo-2-32b": 32_234_279_936,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "llama-3.2-11b-vision": 10_670_220_835 - 895_028_755,  # its tower and what projects to the text model
     "sd3.5-large": 8_056_627_520,  # diffusers' class with this config; text encoders and the image's decoder apart
     "flux.1-dev": 11_901_408_320,
     "hunyuanvideo": 12_821_012_544,
@@ -169,6 +183,23 @@ ROUNDED = {
     "opt-66b": (65.72e9, 0.01e9),  # 66B
     "moonlight-16b-a3b": (15.96e9, 0.005e9),  # safetensors; with the biases that choose experts
     "ernie-4.5-21b-a3b": (21.8e9, 0.1e9),
+    "qwen3.5-9b": (9e9, 0.05e9),
+    "qwen3.5-4b": (4.2e9, 0.05e9),
+    "qwen3.5-0.8b": (0.8e9, 0.05e9),
+    "exaone-4.0-32b": (30.95e9 + 1.05e9, 0.01e9),  # model card: 30.95B without the two matrices of the vocabulary
+    "devstral-2-123b": (125e9, 0.5e9),  # safetensors; the name says 123B
+    "olmo-3.1-32b": (32.2e9, 0.05e9),
+    "olmo-3-7b": (7.3e9, 0.05e9),
+    "laguna-xs.2": (33e9, 0.5e9),
+    "solar-open-100b": (102.6e9, 0.1e9),
+    "longcat-flash": (560e9, 1e9),
+    "glm-4.7-flash": (30e9, 0.5e9),
+    "internlm3-8b": (8.8e9, 0.05e9),
+    "jamba-mini-1.6": (52e9, 0.5e9),
+    "llama-3.2-90b-vision": (88.6e9 - 0.93e9, 0.05e9),  # its tower
+    "minimax-m3": (428e9, 2e9),  # with its tower
+    "kimi-k3": (2.8e12, 0.05e12),
+    "llama-3.3-nemotron-super-49b": (49.9e9, 0.05e9),
 }
 
 # The checkpoints of these hold a vision tower as well.
@@ -221,6 +252,14 @@ def test_deepseek_v3_checkpoint_tensor_by_tensor() -> None:
         ("minimax-01", 45.9 + 2.46, 0.05),  # arXiv 2501.08313: 45.9B without embedding and output matrix
         ("llama-4-scout", 17.2, 0.05),  # model card: 17B
         ("llama-4-maverick", 17.2, 0.05),  # model card: 17B
+        # Cards of 2025 and 2026, without embedding and output matrix.
+        ("solar-open-100b", 12, 0.5),
+        ("laguna-xs.2", 3, 0.5),
+        ("glm-4.7-flash", 3 + 0.64, 0.5),
+        ("jamba-mini-1.6", 12, 0.5),
+        ("minimax-m3", 23 + 2.46, 0.6),
+        ("kimi-k3", 104 + 1.17, 0.5),  # without the embedding alone
+        ("longcat-flash", 31.3 + 0.8, 0.5),  # arXiv 2509.01322: 18.6B to 31.3B, here with no expert of zero
     ],
 )
 def test_active_parameters(name: str, billions: float, tolerance: float) -> None:
@@ -328,6 +367,15 @@ def test_a_config_is_named_by_its_model(tmp_path: Path, folder: str, own: str | 
         ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", "llama-4-maverick"),
         ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
         ("zai-org/GLM-4.6-FP8", "glm-4.6"),
+        ("Qwen/Qwen3-4B-Thinking-2507-GGUF", "qwen3-4b"),
+        ("mlx-community/Qwen3-8B-4bit", "qwen3-8b"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5-NVFP4", "llama-3.3-nemotron-super-49b"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
+        ("tencent/Hy3-Preview", "hy3"),
+        ("microsoft/Phi-4-reasoning-plus", "phi-4"),
+        ("allenai/OLMo-2-0325-32B-Instruct", "olmo-2-32b"),
+        ("allenai/Olmo-3-32B-Think", "olmo-3.1-32b"),
     ],
 )
 def test_a_checkpoint_by_the_hubs_name_has_the_shape_of_its_model(name: str, own: str) -> None:
