@@ -120,6 +120,14 @@ PUBLISHED = {
     "pythia-2.8b": 2_775_208_960,
     "pythia-6.9b": 6_857_302_016,
     "llama-3.2-11b-vision": 10_670_220_835 - 895_028_755,  # its tower and what projects to the text model
+    "qwen2.5-vl-3b": 3_754_622_976 - 668_684_288,  # its tower
+    "qwen2.5-vl-32b": 33_452_718_336 - 688_841_984,
+    "mistral-small-3.1-24b": 23_572_403_200,  # the text models are Mistral Small's
+    "voxtral-small-24b": 23_572_403_200,
+    "yi-34b-200k": 34_388_917_248,
+    "phi-3.5-mini": 3_821_079_552,
+    "gemma-3-1b": 999_885_952,
+    "granite-4.0-micro": 3_402_836_480,
     "sd3.5-large": 8_056_627_520,  # diffusers' class with this config; text encoders and the image's decoder apart
     "flux.1-dev": 11_901_408_320,
     "hunyuanvideo": 12_821_012_544,
@@ -198,6 +206,33 @@ ROUNDED = {
     "jamba-mini-1.6": (52e9, 0.5e9),
     "llama-3.2-90b-vision": (88.6e9 - 0.93e9, 0.05e9),  # its tower
     "minimax-m3": (428e9, 2e9),  # with its tower
+    "qwen3.5-2b": (1.88e9, 0.005e9),  # safetensors 2.27B, less a tower of .33B and a prediction layer of .06B
+    "apertus-8b": (8.05e9, 0.005e9),
+    "apertus-70b": (70.6e9, 0.05e9),
+    "nemotron-nano-9b-v2": (8.89e9, 0.005e9),
+    "nemotron-nano-12b-v2": (12.3e9, 0.05e9),
+    "ling-mini-2.0": (16.26e9, 0.01e9),
+    "gemma-4-e4b": (8e9 - 0.47e9, 0.1e9),  # 7,996,156,490 with towers that see (.17B) and hear (.3B)
+    "gemma-4-e2b": (5.12e9 - 0.47e9, 0.1e9),
+    "gemma-3n-e4b": (7.85e9 - 1e9, 0.05e9),  # towers of .3B and .7B
+    "glm-4.5v": (108e9, 1.5e9),  # with its tower
+    "qwen3-omni-30b-a3b": (30.5e9, 0.1e9),
+    "voxtral-mini-3b": (4.68e9 - 0.66e9, 0.01e9),  # its encoder
+    "granite-4.0-h-tiny": (6.94e9, 0.01e9),
+    "granite-4.0-h-1b": (1.46e9, 0.005e9),
+    "granite-4.0-h-small": (32.2e9, 0.05e9),
+    "falcon-h1-0.5b": (0.52e9, 0.005e9),
+    "falcon-h1-7b": (7.59e9, 0.01e9),
+    "falcon-h1-34b": (33.6e9, 0.05e9),
+    "trinity-nano": (6.12e9, 0.05e9),
+    "trinity-mini": (26.1e9, 0.05e9),
+    "trinity-large": (398.6e9, 0.5e9),
+    "hunyuan-a13b": (80.4e9, 0.05e9),
+    "lfm2-8b-a1b": (8.34e9, 0.005e9),
+    "dots.llm1": (142.8e9, 0.5e9),
+    "k-exaone-236b-a23b": (236.6e9, 0.5e9),
+    "dbrx": (131.6e9, 0.05e9),
+    "codestral-22b": (22.2e9, 0.05e9),
     "kimi-k3": (2.8e12, 0.05e12),
     "llama-3.3-nemotron-super-49b": (49.9e9, 0.05e9),
 }
@@ -259,6 +294,17 @@ def test_deepseek_v3_checkpoint_tensor_by_tensor() -> None:
         ("jamba-mini-1.6", 12, 0.5),
         ("minimax-m3", 23 + 2.46, 0.6),
         ("kimi-k3", 104 + 1.17, 0.5),  # without the embedding alone
+        ("ling-mini-2.0", 1.4, 0.05),
+        ("qwen3-omni-30b-a3b", 3.3, 0.1),
+        ("granite-4.0-h-tiny", 1.5, 0.05),
+        ("granite-4.0-h-small", 9, 0.5),
+        ("trinity-mini", 3 + 0.41, 0.1),
+        ("trinity-large", 13, 0.5),
+        ("hunyuan-a13b", 13, 0.5),
+        ("lfm2-8b-a1b", 1.5, 0.06),
+        ("dots.llm1", 14, 0.05),
+        ("k-exaone-236b-a23b", 23, 0.7),
+        ("dbrx", 36, 0.5),
         ("longcat-flash", 31.3 + 0.8, 0.5),  # arXiv 2509.01322: 18.6B to 31.3B, here with no expert of zero
     ],
 )
