@@ -20,6 +20,7 @@ ALONE = ["lm_head", "model.layers.0.self_attn*"]
         ({"torch_dtype": "float16"}, Stored("fp16")),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, Stored("fp8_block")),
         ({"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp4"}, Stored("fp8", "mxfp4")),
+        ({"quantization_config": {"quant_method": "fp8", "expert_dtype": "fp4"}}, Stored("fp8", "mxfp4")),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, Stored("int4")),
         ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, Stored("int8")),
         (
