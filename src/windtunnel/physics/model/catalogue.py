@@ -22,11 +22,16 @@ FOLDER = Path(__file__).parent / "catalogue"
 WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
 TUNED_FOR = r"(?<=\db)(-[a-z]+)+$|-(coder|math)(?=-\d)"  # `qwen3-0.6b-reverse-text-sft`, `qwen2.5-coder-7b`
 
-# In a hub's name how a checkpoint was trained or kept, not its shape; of the second kind what it is stored in.
-TUNED = re.compile(r"-(instruct|it|chat|base|pt|hf|thinking|diffusers|v\d(\.\d)?|\d{4}|dynamic|block)$")
+# In a hub's name who made it, how it was trained or kept, not its shape; of the last kind what it is stored in.
+MAKER = re.compile(r"^(nvidia|meta|c4ai|ai21)-(?=[a-z])")
+TUNED = re.compile(
+    r"-(instruct|it|chat|base|pt|hf|think(ing)?|preview|reasoning(-plus)?|diffusers|v\d(\.\d)?|(\d\d-)?\d{4}|\d{6,8}|dynamic|block)$"
+    r"|(?<=-\d)-\d{4}(?=-\d)"  # `olmo-2-0325-32b`
+)
 HUB_ID = re.compile(r"(--[\w-]+=)?[\w-][\w.-]*/[\w.-]+")
-KEPT = re.compile(r"[-.](bf16|fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|w4a16|bnb-4bit|int8|w8a8)$")
-FORMATS = {"fp4": "nvfp4", **dict.fromkeys(("awq", "gptq", "w4a16", "bnb-4bit"), "int4"), "w8a8": "int8"}
+KEPT = re.compile(r"[-.](bf16|fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|w4a16|(bnb-)?4bit|int8|w8a8|8bit|gguf)$")
+FORMATS = {"fp4": "nvfp4", **dict.fromkeys(("awq", "gptq", "w4a16", "bnb-4bit", "4bit"), "int4")}
+FORMATS |= {"w8a8": "int8", "8bit": "int8", "gguf": ""}  # a GGUF repository holds many formats
 
 
 @lru_cache(maxsize=1)
@@ -144,8 +149,10 @@ def _resolved(spec: str) -> str | None:
 
 
 def _shorter(spec: str) -> Iterator[str]:
-    """A name without its organisation, then without one more word at its end that says nothing of the shape."""
+    """A name without its organisation, then without one more word that says nothing of the shape."""
     name = spec.lower().rpartition("/")[2]
+    yield name
+    name = MAKER.sub("", name).replace("_", ".")  # `llama-3_3-nemotron-super-49b-v1_5`
     yield name
     while (less := KEPT.sub("", TUNED.sub("", name))) != name:
         yield (name := less)

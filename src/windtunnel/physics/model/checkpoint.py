@@ -54,7 +54,7 @@ def stored_formats(config: Mapping[str, object], folder: Path | None = None) -> 
     scheme = _mapping(quantization)
     mixture = any(fields.get(name) for name in EXPERTS)
     stored = _by_method(str(scheme.get("quant_method", "")).lower().replace("_", "-"), scheme)
-    if fields.get("expert_dtype") == "fp4":  # DeepSeek-V4: 4 bits with a scale of powers of two for each 32
+    if "fp4" in (fields.get("expert_dtype"), scheme.get("expert_dtype")):  # DeepSeek-V4, 4.1: blocks of 32
         stored = replace(stored, expert_weights="mxfp4")
     alone = [str(name) for key in ("ignore", "exclude_modules") for name in scheme.get(key) or ()]
     latent = fields.get("kv_lora_rank") is not None and stored.weights == "nvfp4"  # see Deployment.projections

@@ -106,6 +106,32 @@ PUBLISHED = {
     "aya-23-8b": 8_028_033_024,
     "falcon-180b": 178_557_088_768,
     "internlm2-20b": 19_861_149_696,
+    "qwen2.5-vl-7b": 7_615_616_512,  # the text model is Qwen2.5's
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-13b": 13_716_198_400,
+    "olmo-2-32b": 32_234_279_936,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "llama-3.2-11b-vision": 10_670_220_835 - 895_028_755,  # its tower and what projects to the text model
+    "qwen2.5-vl-3b": 3_754_622_976 - 668_684_288,  # its tower
+    "qwen2.5-vl-32b": 33_452_718_336 - 688_841_984,
+    "mistral-small-3.1-24b": 23_572_403_200,  # the text models are Mistral Small's
+    "voxtral-small-24b": 23_572_403_200,
+    "yi-34b-200k": 34_388_917_248,
+    "phi-3.5-mini": 3_821_079_552,
+    "gemma-3-1b": 999_885_952,
+    "granite-4.0-micro": 3_402_836_480,
+    "sarvam-105b": 106_031_767_424,
+    "sarvam-30b": 32_152_650_368,
+    "deepseek-moe-16b": 16_375_728_128,
+    "pixtral-12b": 12_247_782_400,  # the text model is Mistral Nemo's
     "sd3.5-large": 8_056_627_520,  # diffusers' class with this config; text encoders and the image's decoder apart
     "flux.1-dev": 11_901_408_320,
     "hunyuanvideo": 12_821_012_544,
@@ -169,6 +195,69 @@ ROUNDED = {
     "opt-66b": (65.72e9, 0.01e9),  # 66B
     "moonlight-16b-a3b": (15.96e9, 0.005e9),  # safetensors; with the biases that choose experts
     "ernie-4.5-21b-a3b": (21.8e9, 0.1e9),
+    "qwen3.5-9b": (9e9, 0.05e9),
+    "qwen3.5-4b": (4.2e9, 0.05e9),
+    "qwen3.5-0.8b": (0.8e9, 0.05e9),
+    "exaone-4.0-32b": (30.95e9 + 1.05e9, 0.01e9),  # model card: 30.95B without the two matrices of the vocabulary
+    "devstral-2-123b": (125e9, 0.5e9),  # safetensors; the name says 123B
+    "olmo-3.1-32b": (32.2e9, 0.05e9),
+    "olmo-3-7b": (7.3e9, 0.05e9),
+    "laguna-xs.2": (33e9, 0.5e9),
+    "solar-open-100b": (102.6e9, 0.1e9),
+    "longcat-flash": (560e9, 1e9),
+    "glm-4.7-flash": (30e9, 0.5e9),
+    "internlm3-8b": (8.8e9, 0.05e9),
+    "jamba-mini-1.6": (52e9, 0.5e9),
+    "llama-3.2-90b-vision": (88.6e9 - 0.93e9, 0.05e9),  # its tower
+    "minimax-m3": (428e9, 2e9),  # with its tower
+    "qwen3.5-2b": (1.88e9, 0.005e9),  # safetensors 2.27B, less a tower of .33B and a prediction layer of .06B
+    "apertus-8b": (8.05e9, 0.005e9),
+    "apertus-70b": (70.6e9, 0.05e9),
+    "nemotron-nano-9b-v2": (8.89e9, 0.005e9),
+    "nemotron-nano-12b-v2": (12.3e9, 0.05e9),
+    "ling-mini-2.0": (16.26e9, 0.01e9),
+    "gemma-4-e4b": (8e9 - 0.47e9, 0.1e9),  # 7,996,156,490 with towers that see (.17B) and hear (.3B)
+    "gemma-4-e2b": (5.12e9 - 0.47e9, 0.1e9),
+    "gemma-3n-e4b": (7.85e9 - 1e9, 0.05e9),  # towers of .3B and .7B
+    "glm-4.5v": (108e9, 1.5e9),  # with its tower
+    "qwen3-omni-30b-a3b": (30.5e9, 0.1e9),
+    "voxtral-mini-3b": (4.68e9 - 0.66e9, 0.01e9),  # its encoder
+    "granite-4.0-h-tiny": (6.94e9, 0.01e9),
+    "granite-4.0-h-1b": (1.46e9, 0.005e9),
+    "granite-4.0-h-small": (32.2e9, 0.05e9),
+    "falcon-h1-0.5b": (0.52e9, 0.005e9),
+    "falcon-h1-7b": (7.59e9, 0.01e9),
+    "falcon-h1-34b": (33.6e9, 0.05e9),
+    "trinity-nano": (6.12e9, 0.05e9),
+    "trinity-mini": (26.1e9, 0.05e9),
+    "trinity-large": (398.6e9, 0.5e9),
+    "hunyuan-a13b": (80.4e9, 0.05e9),
+    "lfm2-8b-a1b": (8.34e9, 0.005e9),
+    "dots.llm1": (142.8e9, 0.5e9),
+    "k-exaone-236b-a23b": (236.6e9, 0.5e9),
+    "dbrx": (131.6e9, 0.05e9),
+    "codestral-22b": (22.2e9, 0.05e9),
+    "mistral-medium-3.5-128b": (127.7e9 - 2.68e9, 0.05e9),  # its tower and what projects
+    "mistral-large-3": (673e9, 0.5e9),
+    "step3": (316e9, 0.5e9),
+    "deepseek-v4.1-flash": (748.5e9, 0.05e9),  # with tables of n-grams
+    "ling-flash-2.0": (103e9, 0.5e9),
+    "ling-1t": (1e12, 0.005e12),
+    "mimo-v2.5-pro": (1.02e12, 0.005e12),
+    "ernie-4.5-300b-a47b": (300e9, 1.5e9),
+    "exaone-4.0-1.2b": (1.07e9 + 0.21e9, 0.005e9),  # model card: 1.07B without the matrix of the vocabulary
+    "command-a": (111e9, 0.5e9),
+    "aya-expanse-32b": (32.3e9, 0.05e9),
+    "jamba-large-1.7": (398e9, 1e9),
+    "afm-4.5b": (4.62e9, 0.005e9),
+    "intern-s1": (235.1e9, 0.1e9),  # 241B with a tower of 6B
+    "glm-4.6v": (108e9, 1.5e9),  # with its tower
+    "grok-2": (270e9, 1e9),
+    "snowflake-arctic": (479e9, 0.5e9),
+    "stablelm-2-12b": (12.14e9, 0.005e9),
+    "llama-3.1-nemotron-ultra-253b": (253e9, 0.5e9),
+    "kimi-k3": (2.8e12, 0.05e12),
+    "llama-3.3-nemotron-super-49b": (49.9e9, 0.05e9),
 }
 
 # The checkpoints of these hold a vision tower as well.
@@ -221,6 +310,36 @@ def test_deepseek_v3_checkpoint_tensor_by_tensor() -> None:
         ("minimax-01", 45.9 + 2.46, 0.05),  # arXiv 2501.08313: 45.9B without embedding and output matrix
         ("llama-4-scout", 17.2, 0.05),  # model card: 17B
         ("llama-4-maverick", 17.2, 0.05),  # model card: 17B
+        # Cards of 2025 and 2026, without embedding and output matrix.
+        ("solar-open-100b", 12, 0.5),
+        ("laguna-xs.2", 3, 0.5),
+        ("glm-4.7-flash", 3 + 0.64, 0.5),
+        ("jamba-mini-1.6", 12, 0.5),
+        ("minimax-m3", 23 + 2.46, 0.6),
+        ("kimi-k3", 104 + 1.17, 0.5),  # without the embedding alone
+        ("ling-mini-2.0", 1.4, 0.05),
+        ("ling-flash-2.0", 6.1, 0.06),
+        ("ling-1t", 50, 1.1),
+        ("mimo-v2.5-pro", 42, 0.5),
+        ("mistral-large-3", 39 + 0.94, 0.5),
+        ("step3", 38 + 0.92, 0.5),
+        ("ernie-4.5-300b-a47b", 47, 0.5),
+        ("jamba-large-1.7", 94, 0.5),
+        ("sarvam-105b", 10.3 + 2.15, 0.06),
+        ("grok-2", 115, 0.5),  # SGLang
+        ("snowflake-arctic", 17, 0.5),
+        ("deepseek-moe-16b", 2.8, 0.05),  # arXiv 2401.06066
+        ("qwen3-omni-30b-a3b", 3.3, 0.1),
+        ("granite-4.0-h-tiny", 1.5, 0.05),
+        ("granite-4.0-h-small", 9, 0.5),
+        ("trinity-mini", 3 + 0.41, 0.1),
+        ("trinity-large", 13, 0.5),
+        ("hunyuan-a13b", 13, 0.5),
+        ("lfm2-8b-a1b", 1.5, 0.06),
+        ("dots.llm1", 14, 0.05),
+        ("k-exaone-236b-a23b", 23, 0.7),
+        ("dbrx", 36, 0.5),
+        ("longcat-flash", 31.3 + 0.8, 0.5),  # arXiv 2509.01322: 18.6B to 31.3B, here with no expert of zero
     ],
 )
 def test_active_parameters(name: str, billions: float, tolerance: float) -> None:
@@ -328,6 +447,16 @@ def test_a_config_is_named_by_its_model(tmp_path: Path, folder: str, own: str | 
         ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", "llama-4-maverick"),
         ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
         ("zai-org/GLM-4.6-FP8", "glm-4.6"),
+        ("Qwen/Qwen3-4B-Thinking-2507-GGUF", "qwen3-4b"),
+        ("mlx-community/Qwen3-8B-4bit", "qwen3-8b"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5-NVFP4", "llama-3.3-nemotron-super-49b"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
+        ("tencent/Hy3-Preview", "hy3"),
+        ("microsoft/Phi-4-reasoning-plus", "phi-4"),
+        ("allenai/OLMo-2-0325-32B-Instruct", "olmo-2-32b"),
+        ("allenai/Olmo-3-32B-Think", "olmo-3.1-32b"),
+        ("CohereLabs/c4ai-command-a-03-2025", "command-a"),
     ],
 )
 def test_a_checkpoint_by_the_hubs_name_has_the_shape_of_its_model(name: str, own: str) -> None:

@@ -20,6 +20,7 @@ ALONE = ["lm_head", "model.layers.0.self_attn*"]
         ({"torch_dtype": "float16"}, Stored("fp16")),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, Stored("fp8_block")),
         ({"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp4"}, Stored("fp8", "mxfp4")),
+        ({"quantization_config": {"quant_method": "fp8", "expert_dtype": "fp4"}}, Stored("fp8", "mxfp4")),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, Stored("int4")),
         ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, Stored("int8")),
         (
@@ -68,6 +69,8 @@ def test_shipped_models_and_nvidias_file_beside_a_config(tmp_path: Path) -> None
         "Qwen/Qwen3-30B-A3B-GPTQ-Int4": Stored("int4"),
         "deepseek-ai/DeepSeek-V3-0324": Stored("fp8_block"),
         "openai/gpt-oss-120b-mxfp4": Stored("bf16", "mxfp4"),
+        "mlx-community/Qwen3-8B-4bit": Stored("int4"),
+        "Qwen/Qwen3-8B-GGUF": Stored("bf16"),  # of many formats: as the model itself
     }.items():
         assert stored_as(name) == stored
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
