@@ -69,7 +69,7 @@ def test_step_times_are_those_of_scipy(apps):
     assert reached > 200
 
 
-@pytest.mark.long  # of validation's clock, whose loop takes 20 s to compile; the plain one is held against the exact below
+@pytest.mark.long  # of validation's clock, whose loop takes 20 s to compile; the plain one is held below
 def test_the_compiled_clock_is_the_plain_one_job_by_job(apps):
     random = np.random.default_rng(8)
     which = random.integers(0, len(apps), 14).tolist()
