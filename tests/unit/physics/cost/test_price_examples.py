@@ -117,6 +117,9 @@ def test_untimed_attention_moves_queries_keys_values_and_its_output() -> None:
     wider = KernelCosts(GPU, None).attention(batch, s, s, heads, kv, dim, True, value_head_dim=16)
     moved = 2 * (batch * heads * s * (8 + 16) + batch * kv * s * (8 + 16))
     assert wider == roofline.attention(GPU, batch * heads * s, mean_kv_length(s, s, True, None), 12.0, moved, "bf16")
+    few = KernelCosts(GPU, None).attention(64, 1, 4096, 8, 4, dim, False)  # of few rows it is the keys that take time
+    read = 2 * (64 * 4 * 4096 + 64 * 8) * 2 * dim
+    assert few.seconds == pytest.approx(FLOOR + read / STREAMED)
 
 
 def test_keys_that_a_query_sees() -> None:
