@@ -258,6 +258,13 @@ def test_attention_of_a_gpu_without_tables_streams_its_cache() -> None:
     assert many.at(4, 1000) == pytest.approx(2 * FLOOR + 4 * 1000 * 4 * 512 * 576 / (0.4 * 1e14))
 
 
+def test_latent_attention_grows_with_heads_beyond_those_that_were_timed() -> None:
+    pytest.importorskip("aiconfigurator_core")
+    kernels = inference_kernels(parse_cluster("h100-sxm:8"), "vllm")
+    most, twice = (kernels.latent_attention(heads, 576, "bf16").at(64, 8000) for heads in (128, 256))
+    assert twice == pytest.approx(2 * most)
+
+
 @pytest.mark.parametrize("ep", [1, 4])
 def test_routed_experts_read_their_weights_or_multiply_padded_rows(ep: int) -> None:
     layer = Experts(hidden=64, inter=32, topk=2, experts=16, tp=2, ep=ep, dtype="bf16", gated=True)
