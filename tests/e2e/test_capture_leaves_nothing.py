@@ -128,7 +128,7 @@ def test_a_script_that_saves_changes_no_file(folder: Path) -> None:
         }
 
     before = files()
-    done = capture_anew(folder, "--world-size", "16", "--steps=3", "saving.py")
+    done = capture(folder, "--world-size", "16", "--steps=3", "saving.py")
     assert done.returncode == 0, done.stderr
     assert files() == before
     assert left_over(folder) == []
@@ -169,7 +169,7 @@ def test_data_loader_workers_work_and_die_with_their_rank(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moments", [4, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("moments", [2, pytest.param(100, marks=pytest.mark.long)])
 def test_interrupted_at_any_moment_it_leaves_nothing(folder: Path, moments: int) -> None:
     order = random.Random(5)
     statuses = set()

@@ -57,7 +57,7 @@ OTHERS = {
     "odd-batch": (2, "train_ddp", "--batch", "3"),
 }
 # Variants of others, which are run by -m long.
-VARIANTS = ("ddp-workers", "hsdp-ac", "tp-loss-parallel", "gpipe", "zbv", "ep-2-dp-2")
+VARIANTS = ("ddp-workers", "hsdp-ac", "tp-loss-parallel", "gpipe", "interleaved", "zbv", "ep-2-dp-2")
 COMPARED = ("ddp", "fsdp2", "ep-1", *OTHERS)  # that other tests read
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 LINE = re.compile(r"step (\d+)  loss (\d+\.\d+)  gradient norm (\d+\.\d+)  (\d+\.\d+) s")

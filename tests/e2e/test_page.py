@@ -44,9 +44,14 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-@pytest.fixture(params=[("light", 1400), ("dark", 400)], ids=["light and wide", "dark and narrow"])
+LOOKS = {"light and wide": ("light", 1400), "dark and narrow": ("dark", 400)}
+# What does not look at the page's shape is tried in one of them.
+one_look = pytest.mark.parametrize("page", ["dark and narrow"], indirect=True)
+
+
+@pytest.fixture(params=LOOKS)
 def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[Any]:
-    scheme, width = request.param
+    scheme, width = LOOKS[request.param]
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.set_default_timeout(60_000)
     opened, wrong = context.new_page(), []
@@ -112,6 +117,7 @@ def test_a_question_is_asked_changed_kept_and_compared(page: Any, address: str) 
     looks_right(page)
 
 
+@one_look
 def test_heat_maps_are_drawn_again_with_each_answer(page: Any, address: str) -> None:
     """The maps of the answer before have the same names: nothing of theirs may be put on the new ones."""
     page.goto(f"{address}?{QUESTION}&slow=gpu%3D1:1.2")
@@ -212,6 +218,7 @@ def test_a_study_is_started_watched_and_removed(page: Any, address: str) -> None
     sync_api.expect(page.locator("table.rows tbody tr")).to_have_count(left - 1)
 
 
+@one_look
 def test_keys_reach_every_page(page: Any, address: str) -> None:
     page.goto(f"{address}runs")
     page.keyboard.press("4")
@@ -222,6 +229,7 @@ def test_keys_reach_every_page(page: Any, address: str) -> None:
     assert page.evaluate("document.activeElement.id") == "search"
 
 
+@one_look
 def test_a_column_of_dates_sorts_by_the_day(page: Any) -> None:
     days = ["2026-11-30 04:28", "2026-02-03 10:00", "2025-12-31 09:00", "2026-10-01 00:00"]
     table = Table("Runs", [Column("run"), Column("saved"), Column("step", "s")], [("a", day, 1.0) for day in days])

@@ -24,13 +24,13 @@ def train(tmp_path: Path) -> Path:
 
 
 def test_plan_seeks_the_layout_of_a_launch_file_anew(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(train), "--cluster", "h100-sxm:8", "--json"]) == 0
+    assert main(["plan", str(train), "--cluster", "h100-sxm:4", "--json"]) == 0
     said = capsys.readouterr()
     best = json.loads(said.out)["plans"][0]["plan"]
     assert "sought anew" in said.err
     assert best.get("recompute", "none") == "none"  # the file recomputes all, and there is room
     assert (best["global_batch"], best["seq_len"]) == (16, 1024)
-    assert main(["plan", str(train), "--cluster", "h100-sxm:8", "--recompute", "full", "--json"]) == 0
+    assert main(["plan", str(train), "--cluster", "h100-sxm:4", "--recompute", "full", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plans"][0]["plan"]["recompute"] == "full"
 
 
@@ -43,7 +43,7 @@ def test_predict_takes_the_plan_of_a_launch_file_by_every_face(train: Path, caps
 
 
 def test_decide_takes_the_work_of_a_launch_file(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--clusters", "h100-sxm:8,h200-sxm:8", "--tokens", "1T", "--within", "5", "--json"]
+    words = ["--clusters", "h100-sxm:2,h200-sxm:2", "--tokens", "1T", "--within", "5", "--json"]
     assert main(["decide", str(train), *words]) == 0
     said = capsys.readouterr()
     answer = json.loads(said.out)

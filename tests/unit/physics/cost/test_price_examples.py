@@ -117,6 +117,9 @@ def test_untimed_attention_moves_queries_keys_values_and_its_output() -> None:
     wider = KernelCosts(GPU, None).attention(batch, s, s, heads, kv, dim, True, value_head_dim=16)
     moved = 2 * (batch * heads * s * (8 + 16) + batch * kv * s * (8 + 16))
     assert wider == roofline.attention(GPU, batch * heads * s, mean_kv_length(s, s, True, None), 12.0, moved, "bf16")
+    few = KernelCosts(GPU, None).attention(64, 1, 4096, 8, 4, dim, False)  # of few rows it is the keys that take time
+    read = 2 * (64 * 4 * 4096 + 64 * 8) * 2 * dim
+    assert few.seconds == pytest.approx(FLOOR + read / STREAMED)
 
 
 def test_keys_that_a_query_sees() -> None:
@@ -253,6 +256,13 @@ def test_attention_of_a_gpu_without_tables_streams_its_cache() -> None:
     assert latent.at(4, 1000) == pytest.approx(2 * FLOOR + 4 * 1000 * per_token)
     many = kernels.latent_attention(512, 576, "bf16")
     assert many.at(4, 1000) == pytest.approx(2 * FLOOR + 4 * 1000 * 4 * 512 * 576 / (0.4 * 1e14))
+
+
+def test_latent_attention_grows_with_heads_beyond_those_that_were_timed() -> None:
+    pytest.importorskip("aiconfigurator_core")
+    kernels = inference_kernels(parse_cluster("h100-sxm:8"), "vllm")
+    most, twice = (kernels.latent_attention(heads, 576, "bf16").at(64, 8000) for heads in (128, 256))
+    assert twice == pytest.approx(2 * most)
 
 
 @pytest.mark.parametrize("ep", [1, 4])

@@ -17,6 +17,7 @@ from windtunnel.physics.model.layers.layer import (
     layer_operations,
 )
 from windtunnel.physics.model.layers.parts import product
+from windtunnel.physics.model.mixers import Recurrent
 from windtunnel.physics.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed
 
 H, HEADS, KV, FFN, VOCAB, S, B = 24, 6, 3, 40, 100, 16, 2
@@ -417,3 +418,25 @@ def test_adapters_are_two_thin_products_and_a_sum_split_where_their_layer_is() -
     assert frozen["mlp_up"].backward_bytes == max(0, plain.backward_bytes - once * T * 2 * FFN)
     (look_up,) = with_adapters(embedding_operations(DENSE, shard), shard, rank, "all")
     assert (look_up.backward_bytes, look_up.before_backward) == (0, None)
+
+
+def test_a_gated_delta_rule_by_its_formulas() -> None:
+    """Updates and reads of the state and products within a chunk; what it keeps; what moves beside its kernels."""
+    model = load_model("qwen3-next-80b-a3b")
+    layer = next(layer for layer in model.layers if isinstance(layer.attention, Recurrent))
+    mixer = layer.attention
+    assert isinstance(mixer, Recurrent)
+    d, heads, channels, width = mixer.head_dim, mixer.heads, mixer.conv_channels, mixer.conv_width
+    narrow = replace(mixer, value_head_dim=d // 2)
+    scan = heads * (6 * d * d / 2 + 64 * (4 * d + 3 * d / 2))
+    assert narrow.scan_flops(64) == 2 * channels * width + scan
+    assert mixer.state_bytes() == 4 * heads * d * d + 2 * channels * width + 2 * mixer.more_state
+    (gates,) = (op for op in layer_operations(layer, model, Shard(batch=B, seq_len=S), 1.0) if op.name == "gates")
+    value, wide = heads * d, 2 * heads * d
+    keys = channels - value
+    repeats = keys + wide
+    assert keys < wide
+    assert moved(gates)[:2] == (
+        T * W * (2 * keys + repeats + (4 + 5) * value),
+        T * W * (6 * keys + repeats + (6 + 8) * value),
+    )

@@ -149,6 +149,15 @@ def test_a_rank_that_does_not_come_through_when_it_is_run_again_is_named(
     assert all(part in text for text in notes for part in ("rank 0, run again", "is not known", *said)), notes
 
 
+# The command with one of its orders of sets: each is a process that imports PyTorch; how many, test_set_order.py knows.
+ONE_SEED = """
+from windtunnel.faces.cli import main
+from windtunnel.real.capture import checks
+checks.HASH_SEEDS = checks.HASH_SEEDS[:1]
+raise SystemExit(main())
+"""
+
+
 def findings(source: str, folder: Path) -> list[tuple[str, str]]:
     """Kinds and lines of what a capture says of a script at 4 ranks."""
     return [(one["kind"], one["line"]) for one in captured(source, folder)["findings"]]
@@ -158,9 +167,10 @@ def captured(source: str, folder: Path) -> dict[str, Any]:
     """What a capture says of a script at 4 ranks."""
     pytest.importorskip("torch")
     (folder / "train.py").write_text(source)
+    (folder / "command.py").write_text(ONE_SEED)
     environment = {name: value for name, value in os.environ.items() if name != HASH_SEED}
     words = ("capture", "--world-size", "4", "--device", "cpu", "--json", "train.py")
-    done = windtunnel(*words, cwd=folder, env=environment)
+    done = windtunnel(*words, cwd=folder, env=environment, module=str(folder / "command.py"))
     assert done.stdout, done.stderr
     return dict(json.loads(done.stdout))
 

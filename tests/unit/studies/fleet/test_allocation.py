@@ -29,15 +29,15 @@ def problem(random: np.random.Generator, jobs: int, nodes: int, per_node: int):
     return base, speedup, random.uniform(0, 1, jobs), most, node_gpus, nodes / node_gpus.sum()
 
 
-def mean_gain(x, base, speedup, factor, share) -> float:
-    """The harmonic mean that is maximised."""
-    gained = speedup[np.arange(len(x)), ((x > 0).sum(1) > 1).astype(int), x.sum(1)] * share
-    return float(len(x) / (1 / (gained * np.where((x != base).any(1), factor, 1) + TINY)).sum())
+def mean_gain(x, base, speedup, factor, share):
+    """The harmonic mean that is maximised, of one allocation or of each of several."""
+    gained = speedup[np.arange(len(base)), ((x > 0).sum(-1) > 1).astype(int), x.sum(-1)] * share
+    return len(base) / (1 / (gained * np.where((x != base).any(-1), factor, 1) + TINY)).sum(-1)
 
 
-def possible(x, most, node_gpus) -> bool:
-    wide = ((x > 0).sum(1) > 1)[:, None] & (x > 0)
-    return bool((x.sum(0) <= node_gpus).all() and (x.sum(1) <= most).all() and (wide.sum(0) <= 1).all())
+def possible(x, most, node_gpus):
+    wide = ((x > 0).sum(-1) > 1)[..., None] & (x > 0)
+    return (x.sum(-2) <= node_gpus).all(-1) & (x.sum(-1) <= most).all(-1) & (wide.sum(-2) <= 1).all(-1)
 
 
 @pytest.mark.parametrize(("jobs", "nodes", "per_node"), [(1, 1, 4), (3, 2, 4), (12, 5, 8), (30, 4, 4)])
@@ -61,11 +61,10 @@ def test_allocations_are_possible_and_never_worse_than_to_stay(jobs, nodes, per_
 def test_small_sites_get_nearly_always_what_trying_all_gives():
     random = np.random.default_rng(7)
     short = []
+    states = np.array(list(product(product(range(4), repeat=2), repeat=3)))
     for _ in range(60):
         base, speedup, factor, most, node_gpus, share = problem(random, 3, 2, 3)
-        rows = [np.array(row) for row in product(range(4), repeat=2)]
-        states = (np.array(state) for state in product(rows, repeat=3))
-        best = max(mean_gain(x, base, speedup, factor, share) for x in states if possible(x, most, node_gpus))
+        best = mean_gain(states[possible(states, most, node_gpus)], base, speedup, factor, share).max()
         x = np.empty_like(base)
         allocate(base, speedup, factor, most, node_gpus, share, x)
         short.append(1 - mean_gain(x, base, speedup, factor, share) / best)

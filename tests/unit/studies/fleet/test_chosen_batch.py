@@ -14,6 +14,7 @@ from windtunnel.physics.engine.compiled.fleet import goodput_kernels as goodput
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.measured.application import Application, Validation
 from windtunnel.studies.fleet.measured.chosen import ChosenBatch, measured_of
+from windtunnel.studies.fleet.measured.jobs import works
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.elastic.pollux import Pollux
 from windtunnel.studies.fleet.run import simulate
@@ -68,6 +69,7 @@ def test_step_times_are_those_of_scipy(apps):
     assert reached > 200
 
 
+@pytest.mark.long  # of validation's clock, whose loop takes 20 s to compile; the plain one is held below
 def test_the_compiled_clock_is_the_plain_one_job_by_job(apps):
     random = np.random.default_rng(8)
     which = random.integers(0, len(apps), 14).tolist()
@@ -161,13 +163,19 @@ def test_both_clocks_run_measured_applications(apps, policy, batch, monkeypatch,
     tables = Tables(tmp_path)
     monkeypatch.setattr(Tables, "applications", {app.name: app for app in apps})
     rows = [
-        f"{at},{at * 300},{1 + at % 3},{apps[at % 3].name},{batch or 8}" for at in range(2 if policy == "sia" else 9)
+        f"{at},{at * 300},{1 + at % 3},{apps[at % 3].name},{batch or 8}"
+        for at in range({"sia": 1, "pollux": 5}.get(policy, 9))
     ]
     trace = tmp_path / "jobs.csv"
     trace.write_text("\n".join(["job,submit_s,gpus,model,batch_size", *rows]))
     jobs, site = read_jobs(trace), parse_site("t4:3x4")
     exact = simulate(jobs, site, policy, Options(tables))
     assert (exact.state == 0).all()
-    if policy != "sia":
+    if policy == "pollux":
+        work = works(jobs, site, tables, learns=True)
+        plain = [clock.Running(at, float(jobs.submit_s[at]), 1, work[at]) for at in range(len(jobs))]
+        clock.run(plain, [4] * 3, Pollux())
+        assert np.mean(exact.jct_s) == pytest.approx(np.mean([job.end_s - job.submit_s for job in plain]), rel=0.15)
+    elif policy != "sia":
         ticks = in_adaptdl(jobs, site, policy, tables)
         assert np.mean(exact.jct_s) == pytest.approx(np.mean(ticks.jct_s), rel=0.15)

@@ -13,7 +13,14 @@ from windtunnel.physics.model import load_model
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile
 from windtunnel.studies.serving.step_time.layers import SMALL_KERNELS, Layers
-from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, LONG_CHUNK, TICKS_PER_S, DecodeLine, StepTimes
+from windtunnel.studies.serving.step_time.times import (
+    EXPERT_KNEE,
+    LONG_CHUNK,
+    TICKS_PER_S,
+    DecodeLine,
+    StepTimes,
+    _between,
+)
 
 GEMM, STREAM, SUM, GATHER, SCATTER, EXPERTS = 1.0, 1e3, 1e6, 1e9, 1e12, 1e15  # so that no term hides another
 
@@ -257,3 +264,10 @@ def test_a_tile_of_a_decoding_sequence_beside_prompts_is_its_part_of_a_long_chun
 def test_a_line_holds_up_to_its_end() -> None:
     line = DecodeLine((10, 1 << 62), (100, 0), (1, 11))
     assert [line.at(at) for at in (0, 10, 11)] == [100, 110, 121]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, 5000])
+def test_a_size_lies_between_its_nodes(size: int) -> None:
+    low, high, share = _between(size)
+    assert low <= size <= max(high, 1)
+    assert low + share * (high - low) == pytest.approx(size)

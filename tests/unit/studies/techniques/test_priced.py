@@ -128,6 +128,8 @@ def test_of_a_reduction_by_group_chunks_are_chosen_once() -> None:
     parted = by_group(step.one_batch, step.pricer)
     reduces = sum(task.role == "reduce" for task in step.one_batch)
     assert sum(task.role == "reduce" for task in parted) == 3 * reduces
+    others = [replace(task, role="gather") for task in step.one_batch]
+    assert len(by_group(others, step.pricer)) == len(others)  # what is no reduction stays whole, however long it takes
     made = sparse(parted, step.pricer, SparsePlan(ratio=0.05))
     assert sum(task.role == "choose" for task in made) == sum(task.name == "chunk norms" for task in made) == reduces
     packed = [task for task in made if task.name.endswith("chosen chunks")]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import windtunnel
 from windtunnel.physics.hardware import cluster_with, parse_cluster, with_settings
 from windtunnel.physics.model import load_model
 from windtunnel.physics.step.result import Result
@@ -223,3 +224,10 @@ def test_attention_without_a_mask_is_not_faster_than_its_products(name: str) -> 
     result = predict(model, "h100-sxm:8", {"global_batch": 8, "seq_len": 16384, "framework": "fsdp"})
     scores = sum(layer.attention.score_flops_per_token(16384, "full") for layer in model.layers)
     assert result.breakdown_ns["attention"] * 1e-9 > 3.5 * 16384 * scores / 989.4e12
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_that_an_old_release_waited_for_gradients_is_told_where_they_are_overlapped(overlaps: bool) -> None:
+    plan = {"global_batch": 256, "seq_len": 2048, "framework": "megatron", "overlap_grad_reduce": overlaps}
+    result = windtunnel.predict("llama-3-8b", "h100-sxm:256", plan)
+    assert ("gradients waited for the passes" in result.band_reason) == overlaps

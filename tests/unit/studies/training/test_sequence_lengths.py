@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from calibrated_cpu import calibrated_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from packed_durations import op_durations
@@ -190,6 +193,17 @@ def test_windows_and_chunks_feel_documents_only_when_shorter() -> None:
             alone = pricer.forward(op).seconds
             assert pricer.with_documents(max(reach, 8192)).forward(op).seconds == pytest.approx(alone, rel=0.05)
             assert pricer.with_documents(reach // 2).forward(op).seconds < alone
+
+
+def test_on_a_measured_device_a_window_takes_its_share_of_what_all_keys_take() -> None:
+    """Of 256 rows each sees itself and what is before it: up to 64 keys, in the mean 64 - 64 x 63 / 512 of 257 / 2."""
+    plan = read_plan({"global_batch": 1, "seq_len": 256, "framework": "pytorch"})
+    layout = resolve(MODEL.with_changes(layers=2), parse_cluster(calibrated_cpu()), plan)
+    pricer = Pricer(layout)
+    op = next(op for one in pieces_of(layout)[0].blocks for op in one.operations if op.kind == "attention")
+    near = replace(op, shape=(*op.shape[:7], 64, *op.shape[8:]))
+    share = (64 - 64 * 63 / 512) / (257 / 2)
+    assert pricer.forward(near).seconds == pytest.approx(share * pricer.forward(op).seconds)
 
 
 def test_unfused_attention_computes_what_the_mask_hides() -> None:

@@ -258,7 +258,8 @@ def _rate_shortest_first(net: Groups, now: Moment, here: Array) -> None:
 @njit(cache=True, error_model="numpy")
 def rate_all(net: Groups, now: Moment, here: Array, policy: int) -> None:
     """Set the rates of all flows of the groups `here`; what is `free` afterwards is what no flow can use."""
-    now.free[:] = net.capacity
+    for link in range(len(net.capacity)):
+        now.free[link] = net.capacity[link]
     if policy == PFP:
         _rate_shortest_first(net, now, here)
         return

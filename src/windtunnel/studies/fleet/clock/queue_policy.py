@@ -81,8 +81,8 @@ class QueuePolicy:
 def board_for(
     jobs: Sequence[Running], nodes: Sequence[int], moment: Moment, line: Callable[[Running], Hashable]
 ) -> Board:
-    """A board on which these jobs can be placed."""
-    if all(job.part is None for job in jobs):
+    """A board on which these jobs can be placed. `nodes`: in units where one may ask for parts or GPUs are cut."""
+    if all(job.part is None for job in jobs) and max(nodes, default=0) < BoardOfParts.unit:
         return Board(nodes, moment, line)
     return BoardOfParts(nodes, moment, line)
 

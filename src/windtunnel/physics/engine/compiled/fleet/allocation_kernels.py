@@ -102,8 +102,8 @@ def _step(
     if many > alone and price[job, 1, many] < least:
         on_one, least = many, price[job, 1, many]
     if back and stay[job] <= least:
-        rows[1] = base[job]
         for node in range(nodes):
+            rows[1, node] = base[job, node]
             room[node] -= base[job, node]
             spans[node] += on > 1 and base[job, node] > 0
         total += stay[job]
@@ -159,7 +159,8 @@ def allocate(base: Array, speedup: Array, factor: Array, most: Array, node_gpus:
                     least = min(price[job, 0, best[job, 0, within]], price[job, 1, best[job, 1, within]])
                     if loss + min(least, stay[job]) - now[job] >= limit:
                         continue
-                    room[:], spans[:] = free, wide
+                    for node in range(nodes):
+                        room[node], spans[node] = free[node], wide[node]
                     change = _step(other, gpus, job, x, base, price, best, stay, most, room, spans, rows)
                     change -= now[job] + (now[other] if other >= 0 else 0.0)
                     if change < limit:
@@ -169,7 +170,11 @@ def allocate(base: Array, speedup: Array, factor: Array, most: Array, node_gpus:
             return
         after = _step(other, gpus, job, x, base, price, best, stay, most, free, wide, rows)
         if other >= 0:
-            x[other], gpus_of[other] = rows[0], gpus
+            for node in range(nodes):
+                x[other, node] = rows[0, node]
+            gpus_of[other] = gpus
             now[other] = price[other, int((rows[0] > 0).sum() > 1), gpus]
             after -= now[other]
-        x[job], gpus_of[job], now[job] = rows[1], rows[1].sum(), after
+        for node in range(nodes):
+            x[job, node] = rows[1, node]
+        gpus_of[job], now[job] = rows[1].sum(), after

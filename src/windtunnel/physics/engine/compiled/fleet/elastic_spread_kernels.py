@@ -26,7 +26,7 @@ def plan_all(jobs: Jobs, out: Plan, free: Line, allocations: Allocations, end: A
     for job in range(len(jobs.left)):
         plan(jobs, job, free, -1, True, out)
         _keep(allocations, job, out)
-        end[job] = out.end
+        end[job, 0], end[job, 1] = out.end[0], out.end[1]
         _copy(out.free, free)
         in_time &= out.in_time[0]
     return in_time
@@ -147,7 +147,7 @@ def spread_gpus(
         level = level_up(jobs, best, gpus_of[best])
         spare -= level - gpus_of[best]
         gpus_of[best] = level
-        end[best] = out.end
+        end[best, 0], end[best, 1] = out.end[0], out.end[1]
         held_gpu_s[best] = _gpu_time(allocations[0][best], allocations[1][best], allocations[2][best], end[best, 0])
         planned[best] = False
 

@@ -156,7 +156,11 @@ def minimise(u: Array, low: Array, high: Array, case: Array, seen: Array) -> flo
             continue
         damping = max(damping / 6, 1e-9)
         small = small + 1 if value - value_there <= DECREASE * max(value, SMALLEST) else 0
-        u[:], slope[:], bend[:], value = there, slope_there, bend_there, value_there
+        value = value_there
+        for row in range(n):
+            u[row], slope[row] = there[row], slope_there[row]
+            for column in range(n):
+                bend[row, column] = bend_there[row, column]
         if small == 2:
             break
     return value
@@ -174,7 +178,8 @@ def _bounds(array: Array, start: Array, low: Array, high: Array) -> None:
         inside |= array[at, 0] == 1 and array[at, 1] > 1
         wide |= array[at, 1] > 2
         compute += (array[at, 3] - array[at, 4]) / n
-    start[:] = START
+    for at in range(7):
+        start[at] = START[at]
     low[:6], low[6] = FLOOR, 1.0
     high[:6], high[6] = np.inf, 10.0
     if not sizes:

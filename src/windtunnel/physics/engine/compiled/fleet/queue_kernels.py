@@ -335,12 +335,16 @@ def _reservation(ends: Array, jobs: Array, running: int, gpus: Array, free: int,
                 below += 1
             if _before(frontier, size, below):
                 break
-            frontier[at] = frontier[below]
+            for column in range(3):
+                frontier[at, column] = frontier[below, column]
             at = below
-        frontier[at] = frontier[size]
+        for column in range(3):
+            frontier[at, column] = frontier[size, column]
         if size + 2 > len(frontier):
             wider = np.empty((2 * len(frontier), 3), np.int64)
-            wider[: len(frontier)] = frontier
+            for at in range(len(frontier)):
+                for column in range(3):
+                    wider[at, column] = frontier[at, column]
             frontier = wider
         for child in (2 * entry + 1, 2 * entry + 2):
             if child < running:

@@ -175,14 +175,16 @@ def _main(
     """Jobs in order, until each partition is stopped."""
     ours = site[PARTITIONS]
     left, units = sets[ours + TAKEN], sets[ours + AMONG]
-    left[:] = sets[ours + ALL]
+    for word in range(len(left)):
+        left[word] = sets[ours + ALL, word]
     stopped = np.zeros(ours, np.bool_)
     for at in range(min(many, site[MAIN_DEPTH]) if site[MAIN_DEPTH] else many):
         job = queue[at]
         partition = jobs[PARTITION, job]
         if stopped[partition] or not allowed(jobs, first, caps, used, job):
             continue
-        units[:] = sets[partition] & left
+        for word in range(len(left)):
+            units[word] = sets[partition, word] & left[word]
         if fits(least[0], jobs[GPUS, job], jobs[EACH, job], units):
             mask = sets[ours + SCRATCH]
             nodes = choose(free[2], site[NODE_CPUS], least[0], jobs[GPUS, job], jobs[EACH, job], units, mask, spans)

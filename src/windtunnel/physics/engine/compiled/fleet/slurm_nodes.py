@@ -152,11 +152,13 @@ def choose(busy: Array, cpus: int, least: Array, gpus: int, each: int, among: Ar
     """Nodes for a job that fits, to the last row; returns how many: whole ones, then that of the rest."""
     whole, rest = gpus // each, gpus % each
     if whole:
-        mask[:] = least[each] & among
+        for word in range(len(mask)):
+            mask[word] = least[each, word] & among[word]
         _tightest(busy, cpus, mask, whole, 0, spans)
     if rest == 0:
         return whole
-    mask[:] = least[rest] & among
+    for word in range(len(mask)):
+        mask[word] = least[rest, word] & among[word]
     for at in range(whole):
         mask[spans[2, at] // BITS] &= ~(1 << (spans[2, at] % BITS))
     _tightest(busy, cpus, mask, 1, whole, spans)
