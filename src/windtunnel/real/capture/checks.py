@@ -29,6 +29,7 @@ MOST_RANKS = 64  # that a finding names where it may be any
 MOST_NOT_REACHED = 12
 LARGE = 1e30  # for what cannot be reckoned with infinity: `int` takes none
 HASH_SEEDS = ("1", "2", "3")  # under which a rank is run again
+AGAIN = {"goes_on": False, "is_again": True}  # of a rank's task: it was run before, and what its source says is known
 MOST_CPU_S = 30.0  # that this is to take: of it, with those that it waits for, under all of them, not the first alone
 
 
@@ -201,9 +202,9 @@ class Checks:
         """The first calls that differ when a rank is run again under this task; None where it did not come through,
         which a note says.
         """
-        after = self._workers.again(rank, {**task, "goes_on": False})
+        after = self._workers.again(rank, {**task, **AGAIN})
         if task.get("own") == math.inf and after["status"] == "error" and not after.get("ended"):
-            after = self._workers.again(rank, {**task, "own": LARGE, "goes_on": False})
+            after = self._workers.again(rank, {**task, "own": LARGE, **AGAIN})
         other = self._log(ASIDE)
         if other is None or (after["status"] != "ok" and not after.get("ended")):
             self._not_compared(rank, how, after.get("message", ""))
@@ -263,7 +264,7 @@ class Checks:
         limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
         with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
             try:
-                others.run([rank], {**task, "goes_on": False}, helpers_end=True)
+                others.run([rank], {**task, **AGAIN}, helpers_end=True)
             except ScriptError as error:
                 self._not_compared(rank, "in a process with another order of sets", str(error))
             yield others
