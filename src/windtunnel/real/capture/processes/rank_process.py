@@ -159,9 +159,9 @@ def _played(
     _leave_modes_in_forks(compat)
     box = FileMailbox(folder, rank)
     files = FilesOfOthers(box, MAILBOX_TIMEOUT_S)
-    own = partial(script_files, "" if launch.is_module else launch.target)
     is_again = bool(task.get("is_again"))
-    steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=dict if is_again else own)
+    own = dict if is_again else partial(script_files, "" if launch.is_module else launch.target)
+    steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=own)
 
     def cut_short(*_: object) -> None:
         if steps.may_be_cut():

@@ -47,7 +47,9 @@ def strided_as_jagged(note: Callable[[str], None]) -> Replacements:
 
     def jagged(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(make)
-        def nested(parts: Sequence[torch.Tensor], *more: object, layout: torch.layout = None, **kwargs: object) -> object:
+        def nested(
+            parts: Sequence[torch.Tensor], *more: object, layout: torch.layout = None, **kwargs: object
+        ) -> object:
             if layout is torch.jagged:
                 return make(parts, *more, layout=layout, **kwargs)
             if not isinstance(parts, torch.Tensor):
@@ -69,8 +71,8 @@ class NestedShapesError(UserError):
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__(
-            f"a nested tensor of parts of shapes {', '.join(map(str, shapes[:4]))} has no fake form: only the first size"
-            " of its parts may differ here (as with layout=torch.jagged); pad the others"
+            f"a nested tensor of parts of shapes {', '.join(map(str, shapes[:4]))} has no fake form: only the first"
+            " size of its parts may differ here (as with layout=torch.jagged); pad the others"
         )
 
 
