@@ -97,6 +97,6 @@ with fake_tensors("cpu"):
 
 
 def test_what_compiles_nothing_loads_no_compiler() -> None:
-    """PyTorch wraps its backend to find faults, which loads 400 modules: on each rank, for graphs that nobody builds."""
+    """PyTorch wraps its backend to find faults, which loads 400 modules on each rank: for graphs that nobody builds."""
     done = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "4", "2", "4"]

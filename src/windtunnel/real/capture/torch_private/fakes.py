@@ -50,7 +50,8 @@ def eager_compile() -> Iterator[None]:
     """`torch.compile` does nothing: stance "force_eager" until exit.
 
     It asks its backend for settings, which loads all of Inductor for it (a second of each rank): they are what it has
-    in a file of its own. It wraps it to find faults, which loads half a second more: it is left as it is. Nor is a step marked for CUDA graphs: PyTorch without CUDA cannot load what would note it.
+    in a file of its own. It wraps it to find faults, which loads half a second more: it is left as it is. Nor is a step
+    marked for CUDA graphs: PyTorch without CUDA cannot load what would note it.
     """
 
     from torch._dynamo import eval_frame
