@@ -203,7 +203,8 @@ class Checks:
         which a note says.
         """
         after = self._workers.again(rank, {**task, **AGAIN})
-        if task.get("own") == math.inf and after["status"] == "error" and not after.get("ended"):
+        raised = after["status"] == "error" and not after.get("ended") and not after.get("contradicts")
+        if task.get("own") == math.inf and raised:
             after = self._workers.again(rank, {**task, "own": LARGE, **AGAIN})
         other = self._log(ASIDE)
         if other is None or (after["status"] != "ok" and not after.get("ended")):
