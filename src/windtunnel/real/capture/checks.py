@@ -79,6 +79,7 @@ class Checks:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self._compared = ""
+        self._known_logs: dict[str, tuple[int, CallLog | None]] = {}  # and when they were written
 
     def explain(self, error: ScriptError) -> None:
         """Say what ended a capture, where that is a fault of the script that would end the real job too."""
@@ -311,7 +312,12 @@ class Checks:
         return {rank: log for rank, log in sorted(logs.items()) if log is not None}
 
     def _log(self, rank: str) -> CallLog | None:
-        return call_log(self._workers, rank)
+        """What a rank called; read once, until it is run again."""
+        path = self._workers.folder / f"calls_{rank}.json"
+        written = path.stat().st_mtime_ns if path.exists() else 0
+        if self._known_logs.get(rank, (-1, None))[0] != written:
+            self._known_logs[rank] = written, call_log(self._workers, rank)
+        return self._known_logs[rank][1]
 
 
 def call_log(workers: Workers, rank: str) -> CallLog | None:

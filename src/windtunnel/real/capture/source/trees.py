@@ -22,26 +22,26 @@ def tree_of(path: str) -> ast.Module | None:
     except (OSError, SyntaxError, ValueError):
         return None
     nodes: list[ast.AST] = []
-    pending: list[ast.AST | tuple[ast.AST, int]] = [tree]
+    pending: list[tuple[ast.AST, int]] = [(tree, -1)]
     while pending:
-        node = pending.pop()
-        if type(node) is tuple:
-            node[0].stretch = nodes, node[1], len(nodes)
+        node, first = pending.pop()
+        if first >= 0:
+            node.stretch = nodes, first, len(nodes)  # type: ignore[attr-defined]
             continue
         first = len(nodes)
         nodes.append(node)
-        below: list[ast.AST] = []
+        below: list[tuple[ast.AST, int]] = []
         for name in _HOLDING.get(type(node), node._fields):
             part = getattr(node, name, None)
             if type(part) is list:
-                below += [of for of in part if isinstance(of, ast.AST) and not isinstance(of, _SHARED)]
+                below += [(of, -1) for of in part if isinstance(of, ast.AST) and not isinstance(of, _SHARED)]
             elif isinstance(part, ast.AST) and not isinstance(part, _SHARED):
-                below.append(part)
+                below.append((part, -1))
         if below:
             pending.append((node, first))
             pending += reversed(below)
         else:
-            node.stretch = nodes, first, first + 1
+            node.stretch = nodes, first, first + 1  # type: ignore[attr-defined]
     return tree
 
 
@@ -70,8 +70,8 @@ def functions_of(path: str) -> list[Function]:
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             line = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-            _, first, end = node.stretch  # type: ignore[union-attr]
-            functions[first:end] = [(node.name, line)] * (end - first)
+            first, count = index_of(node), len(parts_of(node))
+            functions[first : first + count] = [(node.name, line)] * count
     return functions
 
 
