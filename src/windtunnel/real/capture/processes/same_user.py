@@ -37,7 +37,8 @@ def user_stays(note: Callable[[str], None]) -> Replacements:
     for kind in ("uid", "gid"):
         for word, fields in _FIELDS.items():
             name = f"set{word.replace('uid', kind)}"
-            replaced.set(os, name, setter(name, tuple(field.replace("u", kind[0]) for field in fields)))
+            if hasattr(os, name):  # not every system sets the saved one
+                replaced.set(os, name, setter(name, tuple(field.replace("u", kind[0]) for field in fields)))
         for short in ("", "e"):
             name = f"get{short}{kind}"
             replaced.set(os, name, getter(f"{short}{kind[0]}", getattr(os, name)))
