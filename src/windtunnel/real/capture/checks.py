@@ -29,6 +29,7 @@ MOST_RANKS = 64  # that a finding names where it may be any
 MOST_NOT_REACHED = 12
 LARGE = 1e30  # for what cannot be reckoned with infinity: `int` takes none
 HASH_SEEDS = ("1", "2", "3")  # under which a rank is run again
+AGAIN = {"goes_on": False, "is_again": True}  # of a rank's task: it was run before, and what its source says is known
 MOST_CPU_S = 30.0  # that this is to take: of it, with those that it waits for, under all of them, not the first alone
 
 
@@ -78,6 +79,7 @@ class Checks:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self._compared = ""
+        self._known_logs: dict[str, tuple[int, CallLog | None]] = {}  # and when they were written
 
     def explain(self, error: ScriptError) -> None:
         """Say what ended a capture, where that is a fault of the script that would end the real job too."""
@@ -201,9 +203,10 @@ class Checks:
         """The first calls that differ when a rank is run again under this task; None where it did not come through,
         which a note says.
         """
-        after = self._workers.again(rank, {**task, "goes_on": False})
-        if task.get("own") == math.inf and after["status"] == "error" and not after.get("ended"):
-            after = self._workers.again(rank, {**task, "own": LARGE, "goes_on": False})
+        after = self._workers.again(rank, {**task, **AGAIN})
+        raised = after["status"] == "error" and not after.get("ended") and not after.get("contradicts")
+        if task.get("own") == math.inf and raised:
+            after = self._workers.again(rank, {**task, "own": LARGE, **AGAIN})
         other = self._log(ASIDE)
         if other is None or (after["status"] != "ok" and not after.get("ended")):
             self._not_compared(rank, how, after.get("message", ""))
@@ -263,7 +266,7 @@ class Checks:
         limits = {"cores": self._workers.cores, "timeout_s": self._workers.timeout_s}
         with Workers(settings, **limits, hash_seed=seed) as others:  # type: ignore[arg-type]
             try:
-                others.run([rank], {**task, "goes_on": False}, helpers_end=True)
+                others.run([rank], {**task, **AGAIN}, helpers_end=True)
             except ScriptError as error:
                 self._not_compared(rank, "in a process with another order of sets", str(error))
             yield others
@@ -309,7 +312,12 @@ class Checks:
         return {rank: log for rank, log in sorted(logs.items()) if log is not None}
 
     def _log(self, rank: str) -> CallLog | None:
-        return call_log(self._workers, rank)
+        """What a rank called; read once, until it is run again."""
+        path = self._workers.folder / f"calls_{rank}.json"
+        written = path.stat().st_mtime_ns if path.exists() else 0
+        if self._known_logs.get(rank, (-1, None))[0] != written:
+            self._known_logs[rank] = written, call_log(self._workers, rank)
+        return self._known_logs[rank][1]
 
 
 def call_log(workers: Workers, rank: str) -> CallLog | None:

@@ -82,3 +82,21 @@ def test_bytecode_that_cannot_be_read_is_made_anew_and_the_name_of_the_module_ma
     words = [sys.executable, "-c", ELSEWHERE]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["4", "4", "4"]
+
+
+COMPILES = """
+import sys
+import torch, torch._dynamo
+from windtunnel.real.capture.fake_tensors.fake import fake_tensors
+
+with fake_tensors("cpu"):
+    twice, layer = torch.compile(lambda x: x + x), torch.compile(torch.nn.Linear(4, 4), fullgraph=True)
+    x = torch.randn(2, 4)
+    print(*twice(x).shape, *layer(x).shape, *{"torch._dynamo.repro", "networkx"} & sys.modules.keys())
+"""
+
+
+def test_what_compiles_nothing_loads_no_compiler() -> None:
+    """PyTorch wraps its backend to find faults, which loads 400 modules on each rank: for graphs that nobody builds."""
+    done = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "4", "2", "4"]

@@ -16,7 +16,7 @@ from windtunnel.real.capture.source.conditions import (
     calls_not_reached,
     ranks_named,
 )
-from windtunnel.real.capture.source.trees import parts_of, tree_of
+from windtunnel.real.capture.source.trees import nodes_of, parts_of, tree_of
 
 # What a step does, the steps that run, and after how many it repeats.
 PERIODS = {
@@ -49,6 +49,8 @@ def run(text: str, folder: Path, most: int = 1000) -> Loop:
     path.write_text(text)
     for known in (
         conditions.tree_of,
+        conditions.functions_of,
+        conditions.calls_of,
         conditions.conditions_of,
         conditions._rounds_of,
         conditions._calls_of,
@@ -245,6 +247,24 @@ def test_looking_keeps_nothing_of_the_script_alive(tmp_path: Path) -> None:
 
 
 def test_all_that_is_below_a_node_is_found_without_a_walk() -> None:
-    for node in ast.walk(tree_of(__file__)):
-        if not isinstance(node, ast.expr_context | ast.operator | ast.unaryop | ast.cmpop | ast.boolop):  # are shared
-            assert sorted(map(id, parts_of(node))) == sorted(map(id, ast.walk(node)))
+    shared = ast.expr_context | ast.operator | ast.unaryop | ast.cmpop | ast.boolop
+    nodes = [node for node in ast.walk(tree_of(__file__)) if not isinstance(node, shared)]
+    for node in nodes:
+        below = [part for part in ast.walk(node) if not isinstance(part, shared)]
+        assert sorted(map(id, parts_of(node))) == sorted(map(id, below))
+    assert sorted(map(id, nodes)) == sorted(map(id, nodes_of(__file__)))
+
+
+def test_a_node_stands_in_the_innermost_function_around_it() -> None:
+    here = {
+        (function, node.value)
+        for function, node in zip(conditions.functions_of(__file__), nodes_of(__file__), strict=True)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("where ")
+    }
+
+    def inner() -> str:
+        return "where it is inside"
+
+    names = {value: name for (name, _), value in here}
+    assert names[inner()] == "inner"
+    assert names["where it is outside"] == test_a_node_stands_in_the_innermost_function_around_it.__name__

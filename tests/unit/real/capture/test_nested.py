@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 from windtunnel.real.capture.fake_tensors.fake import fake_tensors  # noqa: E402
 from windtunnel.real.capture.recorder.recorder import Recorder  # noqa: E402
+from windtunnel.real.capture.torch_private.nested import NestedShapesError  # noqa: E402
 from windtunnel.studies.programs.program import RankProgram  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU needs no pretended one")
@@ -55,6 +56,20 @@ def test_what_python_asks_of_a_jagged_tensor_is_what_it_was_made_of() -> None:
         y = torch.nested.nested_tensor_from_jagged(torch.randn(24, 2, device="cuda"), x.offsets())
         assert torch.nested.to_padded_tensor(y, 0.0).shape[0::2] == (4, 2)
         assert (y + y).values().shape == (24, 2)
+
+
+def test_a_strided_nested_tensor_is_taken_for_a_jagged_one_and_that_is_said() -> None:
+    notes: list[str] = []
+    with fake_tensors(note=notes.append), Recorder(0, 1, None):
+        parts = [torch.randn(length, WIDTH, device="cuda") for length in LENGTHS]
+        for make in (torch.nested.nested_tensor, torch.nested.as_nested_tensor):
+            x = make(parts)
+            assert [tuple(part.shape) for part in x.unbind()] == [(length, WIDTH) for length in LENGTHS]
+            out = torch.nn.Linear(WIDTH, 2, device="cuda")(x)
+            assert torch.nested.to_padded_tensor(out, 0.0).shape == (len(LENGTHS), max(LENGTHS), 2)
+        with pytest.raises(NestedShapesError, match=r"\(2, 3\), \(4, 5\).* pad the others"):
+            torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 5)])
+    assert "strided" in notes[0]
 
 
 def test_jagged_tensors_of_different_lengths_are_not_added() -> None:

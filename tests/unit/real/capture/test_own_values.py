@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 from forked import HASH_SEED, windtunnel
 
+from windtunnel.real.capture.arguments import Launch
+from windtunnel.real.capture.checks import LARGE, Checks
 from windtunnel.real.capture.source.branches import deciding_places
+from windtunnel.studies.programs.rank_classes.findings import CallLog
 
 HEAD = """
 import datetime, random, time
@@ -147,6 +151,26 @@ def test_a_rank_that_does_not_come_through_when_it_is_run_again_is_named(
     notes = [text for text in captured(source, tmp_path)["notes"] if "run again" in text]
     assert notes
     assert all(part in text for text in notes for part in ("rank 0, run again", "is not known", *said)), notes
+
+
+@pytest.mark.parametrize(("contradicts", "tried"), [(False, [math.inf, LARGE]), (True, [math.inf])])
+def test_a_large_number_is_tried_where_infinity_may_be_at_fault(
+    contradicts: bool, tried: list[float], tmp_path: Path
+) -> None:
+    """Lengths of parts that fit no tensor (of experts' tokens, in an all-to-all) are no fault of infinity's."""
+
+    class Ranks:
+        folder, values = tmp_path, list[float]()
+
+        def again(self, rank: int, task: dict[str, Any]) -> dict[str, object]:
+            self.values.append(task["own"])
+            return {"status": "error", "contradicts": contradicts, "message": "of the script"}
+
+    ranks = Ranks()
+    checks = Checks(Launch("train.py", (), False, 2, 2), "cuda", ranks)  # type: ignore[arg-type]
+    assert checks._parted(0, CallLog(0), {"own": math.inf}, "with another value") is None
+    assert ranks.values == tried
+    assert "(of the script)" in checks.notes[0]
 
 
 # The command with one of its orders of sets: each is a process that imports PyTorch; how many, test_set_order.py knows.

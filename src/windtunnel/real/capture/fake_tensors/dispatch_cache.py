@@ -79,6 +79,7 @@ class FastFakes:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._aside = compat.set_aside(mode)
+        compat.keep_no_calls(mode)  # they are kept here
         self._fake: type[FakeTensor] = fake_tensor_class()
         self._entries: dict[tuple[object, ...], Entry | None] = {}
         self._ops: dict[int, object] = {}  # those with entries, so that their identities stay theirs

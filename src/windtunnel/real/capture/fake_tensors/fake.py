@@ -40,7 +40,7 @@ def fake_tensors(
     from windtunnel.real.capture.torch_private.addresses import addresses_looked_at
     from windtunnel.real.capture.torch_private.flex import compiler_rules_kept, flex_attention_in_one_op
     from windtunnel.real.capture.torch_private.missing_fakes import register_missing_fakes
-    from windtunnel.real.capture.torch_private.nested import ragged_sizes
+    from windtunnel.real.capture.torch_private.nested import ragged_sizes, strided_as_jagged
     from windtunnel.real.capture.torch_private.stand_ins import stand_ins
     from windtunnel.real.capture.torch_private.triton import kernel_op, triton_kernels_in_one_op
 
@@ -71,6 +71,7 @@ def fake_tensors(
             ),
         ):
             stack.enter_context(prepared())
+        stack.enter_context(strided_as_jagged(note))
         stack.enter_context(flex_attention_in_one_op(note))
         stack.enter_context(gaps.factories_of_kernels())
         launch = stack.enter_context(kernel_op())

@@ -31,6 +31,7 @@ from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_wh
 from windtunnel.real.capture.processes.files_of_others import WRITER, FilesOfOthers, files_of_others
 from windtunnel.real.capture.processes.other_threads import come_to_rest
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
+from windtunnel.real.capture.processes.same_user import user_stays
 from windtunnel.real.capture.processes.script_errors import (
     error_document,
     missing_package,
@@ -158,7 +159,8 @@ def _played(
     _leave_modes_in_forks(compat)
     box = FileMailbox(folder, rank)
     files = FilesOfOthers(box, MAILBOX_TIMEOUT_S)
-    own = partial(script_files, "" if launch.is_module else launch.target)
+    is_again = bool(task.get("is_again"))
+    own = dict if is_again else partial(script_files, "" if launch.is_module else launch.target)
     steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=own)
 
     def cut_short(*_: object) -> None:
@@ -194,6 +196,7 @@ def _played(
         with (
             fake_tensors(device, gpus=local_world, local_rank=local, note=say_once, missing=task["stand_ins"]),
             compat.real_device_meshes(),
+            user_stays(say_once),
             Replacements((reductions, "rebuild_tensor", compat.outside(reductions.rebuild_tensor))),  # shared memory
             compat.ddp_outside_modes(),
             World(
@@ -212,7 +215,7 @@ def _played(
                 on_step=stepped,
                 device=device,
                 first=wanted,
-                on_bound=steps.look,
+                on_bound=(lambda: None) if is_again else steps.look,
             ) as recorder,
         ):
             world.fake, played.recorder, played.steps = True, recorder, steps

@@ -78,7 +78,7 @@ class Steps:
             return
         self._looks += 1
         self._numbers = self._numbers or numbers_held(sys._getframe(2), script_name)
-        self.loop.look(sys._getframe(2), script_name)
+        self.loop.look(sys._getframe(2), script_name, conditions=not (self._rank and self._goes_on))
 
     def take(self, program: RankProgram) -> bool:
         """Keep a step; whether it was the last. Else `patience_s` is for the next, and what comes before it."""

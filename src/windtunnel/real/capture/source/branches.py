@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
-from windtunnel.real.capture.source.trees import nodes_of, parts_of, tree_of
+from windtunnel.real.capture.source.trees import calls_of, index_of, nodes_of, parts_of, tree_of
 
 _EXCHANGES = ("reduce", "gather", "broadcast", "scatter")  # in names of what exchanges, whoever wraps it
 _AGREEMENTS = ("broadcast", "object")  # in names of those by which ranks come to hold the same
@@ -19,15 +20,15 @@ _LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Raise)
 
 def branches_on(path: str, line: int) -> bool:
     """Whether what is read at a line stands in a test, or a test takes what is made of it."""
-    return _Source(path, _Exchanges()).flow(line).is_tested
+    return _source(path, _Exchanges()).flow(line).is_tested
 
 
 def deciding_places(
     paths: Sequence[str], places: Sequence[tuple[str, int]], branches: tuple[type[ast.AST], ...] = _BRANCHES
 ) -> list[tuple[str, int]]:
     """Those (path, line) on which a branch hangs that no exchange comes before: `if agree(loss > 9)` does not."""
-    exchanges = _Exchanges.of([*paths, *dict.fromkeys(path for path, _ in places if path not in paths)], _EXCHANGES)
-    sources = {path: _Source(path, exchanges) for path, _ in places}
+    exchanges = _Exchanges.of((*paths, *dict.fromkeys(path for path, _ in places if path not in paths)), _EXCHANGES)
+    sources = {path: _source(path, exchanges) for path, _ in places}
     return [(path, line) for path, line in places if sources[path].flow(line, branches).is_tested]
 
 
@@ -38,9 +39,8 @@ def deciding_clocks(paths: Sequence[str]) -> list[tuple[str, int]]:
     places = [
         (path, node.lineno)
         for path in paths
-        for node in nodes_of(path)
-        if isinstance(node, ast.Call)
-        and _called(node) in ends  # first: to write an expression out takes longer
+        for _, node in calls_of(path)
+        if _called(node) in ends  # first: to write an expression out takes longer
         and ((not node.args and ast.unparse(node.func) in names) or ast.unparse(node.func).endswith(_DATES))
     ]
     return deciding_places(paths, places, (ast.If, ast.While))  # `a if late else b`: a number
@@ -48,8 +48,8 @@ def deciding_clocks(paths: Sequence[str]) -> list[tuple[str, int]]:
 
 def places_never_exchanged(paths: Sequence[str], places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Those (path, line) of which nothing that is made there is broadcast to all ranks, or exchanged as an object."""
-    exchanges = _Exchanges.of(paths, _AGREEMENTS)
-    sources = {path: _Source(path, exchanges) for path, _ in places}
+    exchanges = _Exchanges.of(tuple(paths), _AGREEMENTS)
+    sources = {path: _source(path, exchanges) for path, _ in places}
     return [(path, line) for path, line in places if not sources[path].flow(line).is_exchanged]
 
 
@@ -116,13 +116,13 @@ class _Exchanges:
     meeting: frozenset[str] = frozenset()  # functions of these files in which ranks wait, however far down
 
     @classmethod
-    def of(cls, paths: Sequence[str], words: Sequence[str]) -> _Exchanges:
+    @cache
+    def of(cls, paths: tuple[str, ...], words: Sequence[str]) -> _Exchanges:
         """Those of some files."""
-        trees = [tree for path in paths if (tree := tree_of(path)) is not None]
         calls = [
             (function.name, _called(call))
-            for tree in trees
-            for function in parts_of(tree)
+            for path in paths
+            for function in nodes_of(path)
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
             for call in parts_of(function)
             if isinstance(call, ast.Call)
@@ -134,8 +134,8 @@ class _Exchanges:
         exchanges = cls(words, frozenset(wrappers))
         names = {
             name
-            for tree in trees
-            for node in parts_of(tree)
+            for path in paths
+            for _, node in calls_of(path)
             for part in exchanges.arguments(node)
             for name in _names_in(part)
         }
@@ -214,9 +214,8 @@ class _Source:
 
     def __init__(self, path: str, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
-        tree = tree_of(path)
         self._nodes = nodes_of(path)
-        self._scopes = _Scopes(tree or ast.Module([], []))
+        self._scopes = _scopes_of(path)
         functions = [node for node in self._nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         self._returned = [
             (function.name, self._value(node.value), self._scopes.place(node))
@@ -227,7 +226,7 @@ class _Source:
         parameters = {
             of.name: (of, [arg.arg for arg in of.args.args if arg.arg not in ("self", "cls")]) for of in functions
         }
-        calls = [node for node in self._nodes if isinstance(node, ast.Call)]
+        calls = [call for _, call in calls_of(path)]
         self._taken = [(part, self._scopes.place(call)) for call in calls for part in exchanges.arguments(call)]
         self._steps = [_Step(name, value, place, None) for name, value, place in self._returned]
         for node in self._nodes:
@@ -290,39 +289,41 @@ class _Source:
         return _Value(node, frozenset(_names_in(node, hidden)), parts, exchanged)
 
 
+_source = cache(_Source)
+
+
 class _Scopes:
     """Which function of a file each part of it stands in, and whose variable a name is there."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self._functions: dict[int, int] = {}
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
+        self._functions = [0] * len(nodes)  # of each node
         self._around: dict[int, int] = {}
         self._bound: dict[int, set[str]] = {}
-        self._walk(tree, 0)
-
-    def _walk(self, node: ast.AST, function: int) -> None:
-        for child in ast.iter_child_nodes(node):
-            self._functions[id(child)] = function
-            inside = function
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                inside = id(child)
-                self._around[inside] = function
-                parts = parts_of(child)
-                shared = {name for of in parts if isinstance(of, ast.Global | ast.Nonlocal) for name in of.names}
+        for at, node in enumerate(nodes):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inside = id(node)
+                self._around[inside] = self._functions[at]
+                parts = parts_of(node)
+                self._functions[at + 1 : at + len(parts)] = [inside] * (len(parts) - 1)
+                shared = {name for of in parts if isinstance(of, (ast.Global, ast.Nonlocal)) for name in of.names}
                 stored = {of.id for of in parts if isinstance(of, ast.Name) and isinstance(of.ctx, ast.Store)}
-                self._bound[inside] = (
-                    {of.arg for of in parts_of(child.args) if isinstance(of, ast.arg)} | stored
-                ) - shared
-            self._walk(child, inside)
+                given = {of.arg for of in parts_of(node.args) if isinstance(of, ast.arg)}
+                self._bound[inside] = (given | stored) - shared
 
     def place(self, node: ast.AST) -> _Place:
         """Of a statement, or an expression."""
-        return _Place(self._functions.get(id(node), 0), (node.lineno, node.col_offset))  # type: ignore[attr-defined]
+        return _Place(self._functions[index_of(node)], (node.lineno, node.col_offset))  # type: ignore[attr-defined]
 
     def owner(self, name: str, function: int) -> int:
         """The function whose variable a name is, where it stands; 0: of the file, as attributes are."""
         while function and name not in self._bound[function]:
             function = self._around[function]
         return function
+
+
+@cache
+def _scopes_of(path: str) -> _Scopes:
+    return _Scopes(nodes_of(path))
 
 
 class _OwnReads:

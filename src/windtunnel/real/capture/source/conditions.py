@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.source.counters import is_counted
-from windtunnel.real.capture.source.trees import tree_of
+from windtunnel.real.capture.source.trees import Function, calls_of, functions_of, nodes_of, parts_of, tree_of
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -37,7 +37,7 @@ class Condition:
     """`left % modulus`, `left == value` or `left >= value`, in a test or an index, at a line of a function."""
 
     line: int
-    function: tuple[str, int]  # name and first line; a module's is ("<module>", 1)
+    function: Function
     text: str
     left: CodeType = field(compare=False, repr=False)  # compiled expressions
     right: CodeType = field(compare=False, repr=False)
@@ -47,19 +47,17 @@ class Condition:
 @cache
 def conditions_of(path: str) -> tuple[Condition, ...]:
     """Tests of a file on which more than printing hangs, and what is returned or taken in turn (`sizes[i % 3]`)."""
-    tree = tree_of(path)
     conditions: list[Condition] = []
-    if tree is not None:
-        for function, node in _statements(tree, ("<module>", 1)):
-            if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
-                continue
-            if isinstance(node, ast.If | ast.IfExp) and not _only_says(node):
-                ends = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break | ast.Return | ast.Raise)
-                conditions += _conditions(node.test, function, is_end=ends)
-            elif isinstance(node, ast.Subscript):
-                conditions += [condition for condition in _conditions(node.slice, function) if condition.is_modulus]
-            elif isinstance(node, ast.Return) and node.value is not None:
-                conditions += [condition for condition in _conditions(node.value, function) if condition.is_modulus]
+    for function, node in _statements(path):
+        if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
+            continue
+        if isinstance(node, ast.If | ast.IfExp) and not _only_says(node):
+            ends = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break | ast.Return | ast.Raise)
+            conditions += _conditions(node.test, function, is_end=ends)
+        elif isinstance(node, ast.Subscript):
+            conditions += [condition for condition in _conditions(node.slice, function) if condition.is_modulus]
+        elif isinstance(node, ast.Return) and node.value is not None:
+            conditions += [condition for condition in _conditions(node.value, function) if condition.is_modulus]
     return tuple(conditions)
 
 
@@ -78,11 +76,10 @@ class Round:
 
 
 @cache
-def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
+def _rounds_of(path: str) -> dict[Function, list[Round]]:
     """Loops of a file by function, outer ones first."""
-    tree = tree_of(path)
-    rounds: dict[tuple[str, int], list[Round]] = {}
-    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
+    rounds: dict[Function, list[Round]] = {}
+    for function, node in _statements(path):
         if isinstance(node, ast.For | ast.While):
             over = node.iter if isinstance(node, ast.For) else None
             while isinstance(over, ast.Call) and over.args and ast.unparse(over.func).split(".")[-1] in _WRAPPED:
@@ -99,14 +96,11 @@ def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
 
 
 @cache
-def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
+def _ends_of(path: str) -> dict[tuple[Function, int], list[CodeType]]:
     """Counts at which a loop of a file is left, `if step >= most: break`, by its function and line."""
-    tree = tree_of(path)
-    ends: dict[tuple[tuple[str, int], int], list[CodeType]] = {}
-    loops = {
-        node.lineno: node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.For | ast.While)
-    }
-    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
+    ends: dict[tuple[Function, int], list[CodeType]] = {}
+    loops = {node.lineno: node for node in nodes_of(path) if isinstance(node, ast.For | ast.While)}
+    for function, node in _statements(path):
         if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
             continue
         left, right = node.test.left, node.test.comparators[0]
@@ -120,11 +114,10 @@ def _ends_of(path: str) -> dict[tuple[tuple[str, int], int], list[CodeType]]:
 
 
 @cache
-def _leaves_of(path: str) -> dict[tuple[str, int], list[tuple[Round, int, str]]]:
+def _leaves_of(path: str) -> dict[Function, list[tuple[Round, int, str]]]:
     """Where functions of a file leave rounds by tests or errors that no `Condition` is: innermost loop, line, what."""
-    tree = tree_of(path)
-    leaves: dict[tuple[str, int], list[tuple[Round, int, str]]] = {}
-    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
+    leaves: dict[Function, list[tuple[Round, int, str]]] = {}
+    for function, node in _statements(path):
         if isinstance(node, ast.If | ast.ExceptHandler) and isinstance(node.body[-1], ast.Continue | ast.Break):
             test = node.test if isinstance(node, ast.If) else node.type
             if isinstance(node, ast.ExceptHandler) or not _conditions(node.test, function, is_end=True):
@@ -135,14 +128,12 @@ def _leaves_of(path: str) -> dict[tuple[str, int], list[tuple[Round, int, str]]]
 
 
 @cache
-def _calls_of(path: str) -> dict[tuple[str, int], list[tuple[int, str]]]:
+def _calls_of(path: str) -> dict[Function, list[tuple[int, str]]]:
     """What each function of a file calls, by name: (line, last part of the name)."""
-    tree = tree_of(path)
-    calls: dict[tuple[str, int], list[tuple[int, str]]] = {}
-    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            calls.setdefault(function, []).append((node.lineno, name))
+    calls: dict[Function, list[tuple[int, str]]] = {}
+    for function, node in calls_of(path):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        calls.setdefault(function, []).append((node.lineno, name))
     return calls
 
 
@@ -154,22 +145,17 @@ def _is_plain(node: ast.AST | None) -> bool:
     return isinstance(node, _PLAIN) and all(_is_plain(part) for part in ast.iter_child_nodes(node))
 
 
-def _statements(node: ast.AST, function: tuple[str, int]) -> Iterator[tuple[tuple[str, int], ast.AST]]:
-    for child in ast.iter_child_nodes(node):
-        inside = function
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = child.decorator_list[0].lineno if child.decorator_list else child.lineno
-            inside = (child.name, first)
-        yield inside, child
-        yield from _statements(child, inside)
+def _statements(path: str) -> Iterator[tuple[Function, ast.AST]]:
+    return zip(functions_of(path), nodes_of(path), strict=True)
 
 
 def _only_says(node: ast.If | ast.IfExp) -> bool:
     """Whether all that a branch calls is printing and keeping count."""
     bodies = [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body]
-    calls = [call for body in bodies for call in ast.walk(body) if isinstance(call, ast.Call)]
+    parts = [part for body in bodies for part in parts_of(body)]
+    calls = [call for call in parts if isinstance(call, ast.Call)]
     names = [call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "") for call in calls]
-    leaves = any(isinstance(part, ast.Break | ast.Continue | ast.Return) for body in bodies for part in ast.walk(body))
+    leaves = any(isinstance(part, (ast.Break, ast.Continue, ast.Return)) for part in parts)
     return any(name in _GATES for name in names) and not leaves and not any(_is_telling(name) for name in names)
 
 
@@ -180,9 +166,11 @@ def _is_telling(name: str) -> bool:
     )
 
 
-def _conditions(test: ast.expr, function: tuple[str, int], *, is_end: bool = False) -> list[Condition]:
+def _conditions(test: ast.expr, function: Function, *, is_end: bool = False) -> list[Condition]:
     """`is_end`: what hangs on it leaves the loop, so that `left >= right` is the end of the training."""
     comparisons: list[tuple[ast.expr, ast.expr, bool, ast.expr]] = []
+    if not any(isinstance(part, (ast.BinOp, ast.Compare)) for part in parts_of(test)):
+        return []
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             comparisons.append((node.left, node.right, True, node))
@@ -254,8 +242,11 @@ class Loop:
         self.leaves: dict[str, None] = {}  # where a round may end in a way that is not known
         self.lengths: dict[tuple[str, int, str], int] = {}  # of loops by (file, line, head): most rounds
 
-    def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
-        """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's."""
+    def look(self, frame: FrameType | None, name_of: Callable[[str], str], *, conditions: bool = True) -> None:
+        """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's.
+
+        `conditions`: they are looked at as well as the loops.
+        """
         inside: list[tuple[str, Round, int]] = []  # the innermost first
         called: list[str] = []
         places: dict[tuple[str, int, str], object] = {}  # of loops, the innermost first: the round that each is in
@@ -264,7 +255,7 @@ class Loop:
             name = name_of(code.co_filename)
             if name:
                 here = ("<module>", 1) if code.co_name == "<module>" else (code.co_name, code.co_firstlineno)
-                for condition in conditions_of(code.co_filename):
+                for condition in conditions_of(code.co_filename) if conditions else ():
                     if condition.function == here:
                         self._take(name, condition, frame)
                 rounds = [loop for loop in _rounds_of(code.co_filename).get(here, ()) if frame.f_lineno in loop]

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Mapping
 
 from windtunnel.real.capture.source.branches import branches_on, places_never_exchanged
-from windtunnel.real.capture.source.trees import nodes_of, parts_of, tree_of
+from windtunnel.real.capture.source.trees import calls_of, nodes_of, parts_of, tree_of
 
 _GENERATORS = ("np.random.", "numpy.random.")
 _SEEDED = ("seed", "default_rng", "RandomState")  # what numpy is given a seed by
@@ -43,7 +43,7 @@ def orders_taken(paths: Mapping[str, str]) -> list[tuple[str, int]]:
 def numbers_drawn(paths: Mapping[str, str]) -> list[tuple[str, int]]:
     """Lines that draw from a generator to which nobody in these files gives a seed, and that decide a branch."""
     nodes = [(path, node) for path in paths for node in nodes_of(path)]
-    calls = [(path, node, ast.unparse(node.func)) for path, node in nodes if isinstance(node, ast.Call)]
+    calls = [(path, node, _dotted(node.func)) for path in paths for _, node in calls_of(path)]
     own = {node.name for _, node in nodes if isinstance(node, ast.FunctionDef)}
     imported = {
         alias.asname or alias.name: f"numpy.random.{alias.name}"
@@ -56,6 +56,13 @@ def numbers_drawn(paths: Mapping[str, str]) -> list[tuple[str, int]]:
     places = [(path, node.lineno) for path, node, name in calls if name.startswith(_GENERATORS)]
     deciding = [(path, line) for path, line in places if branches_on(path, line)]
     return [(paths[path], line) for path, line in places_never_exchanged(list(paths), deciding)]
+
+
+def _dotted(node: ast.expr) -> str:
+    """`np.random.rand`; of what is no such name, its last part: to write an expression out takes longer."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
 
 
 def _is_seeding(call: ast.Call, name: str, own: set[str]) -> bool:

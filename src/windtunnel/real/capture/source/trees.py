@@ -6,6 +6,13 @@ import ast
 from functools import cache
 from pathlib import Path
 
+Function = tuple[str, int]  # name and first line; a module's is ("<module>", 1)
+_SHARED = (ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.unaryop)  # one object stands in many places
+_HOLDING: dict[type[ast.AST], tuple[str, ...]] = {  # fields that may hold nodes, of those that most nodes are
+    **{ast.Name: (), ast.Constant: (), ast.alias: (), ast.Attribute: ("value",), ast.arg: ("annotation",)},
+    **{ast.keyword: ("value",), ast.Call: ("func", "args", "keywords"), ast.Subscript: ("value", "slice")},
+}
+
 
 @cache
 def tree_of(path: str) -> ast.Module | None:
@@ -21,9 +28,20 @@ def tree_of(path: str) -> ast.Module | None:
         if first >= 0:
             node.stretch = nodes, first, len(nodes)  # type: ignore[attr-defined]
             continue
-        pending.append((node, len(nodes)))
+        first = len(nodes)
         nodes.append(node)
-        pending += [(child, -1) for child in reversed([*ast.iter_child_nodes(node)])]
+        below: list[tuple[ast.AST, int]] = []
+        for name in _HOLDING.get(type(node), node._fields):
+            part = getattr(node, name, None)
+            if type(part) is list:
+                below += [(of, -1) for of in part if isinstance(of, ast.AST) and not isinstance(of, _SHARED)]
+            elif isinstance(part, ast.AST) and not isinstance(part, _SHARED):
+                below.append((part, -1))
+        if below:
+            pending.append((node, first))
+            pending += reversed(below)
+        else:
+            node.stretch = nodes, first, first + 1  # type: ignore[attr-defined]
     return tree
 
 
@@ -34,6 +52,31 @@ def nodes_of(path: str) -> list[ast.AST]:
 
 
 def parts_of(node: ast.AST) -> list[ast.AST]:
-    """A node of a `tree_of` and all below it, as `ast.walk` gives, in the order of the text."""
+    """A node of a `tree_of` and all below it, in the order of the text; not the signs of what is reckoned."""
     nodes, first, end = node.stretch  # type: ignore[attr-defined]
     return nodes[first:end]  # type: ignore[no-any-return]
+
+
+def index_of(node: ast.AST) -> int:
+    """Where a node of a `tree_of` stands in `nodes_of`."""
+    return node.stretch[1]  # type: ignore[attr-defined, no-any-return]
+
+
+@cache
+def functions_of(path: str) -> list[Function]:
+    """In which function each of `nodes_of` stands; a function's own node stands in it."""
+    nodes = nodes_of(path)
+    functions = [("<module>", 1)] * len(nodes)
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            line = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+            first, count = index_of(node), len(parts_of(node))
+            functions[first : first + count] = [(node.name, line)] * count
+    return functions
+
+
+@cache
+def calls_of(path: str) -> list[tuple[Function, ast.Call]]:
+    """All calls of a file, and the function that each stands in."""
+    pairs = zip(functions_of(path), nodes_of(path), strict=True)
+    return [(function, node) for function, node in pairs if isinstance(node, ast.Call)]

@@ -50,8 +50,11 @@ def eager_compile() -> Iterator[None]:
     """`torch.compile` does nothing: stance "force_eager" until exit.
 
     It asks its backend for settings, which loads all of Inductor for it (a second of each rank): they are what it has
-    in a file of its own. Nor is a step marked for CUDA graphs: PyTorch without CUDA cannot load what would note it.
+    in a file of its own. It wraps it to find faults, which loads half a second more: it is left as it is. Nor is a step
+    marked for CUDA graphs: PyTorch without CUDA cannot load what would note it.
     """
+
+    from torch._dynamo import eval_frame
 
     def get_compiler_config(backend: torch._TorchCompileInductorWrapper) -> dict[str, object]:
         from torch._inductor import config
@@ -61,8 +64,9 @@ def eager_compile() -> Iterator[None]:
         return settings
 
     lighter = (torch._TorchCompileInductorWrapper, "get_compiler_config", get_compiler_config)
+    unwrapped = (eval_frame, "get_compiler_fn", lambda backend: backend)
     unmarked = (torch.compiler, "cudagraph_mark_step_begin", lambda: None)
-    with torch.compiler.set_stance("force_eager"), Replacements(lighter, unmarked):
+    with torch.compiler.set_stance("force_eager"), Replacements(lighter, unwrapped, unmarked):
         yield
 
 

@@ -4,13 +4,15 @@ sequences end. Tried on 2.13 to 2.15.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
+from windtunnel.errors import UserError
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import fake_tensor_class, outside_modes
 
@@ -35,6 +37,43 @@ def ragged_sizes() -> Iterator[None]:
 
     with Replacements((fake_tensor_class(), "get_nested_int", get_nested_int)):
         yield
+
+
+def strided_as_jagged(note: Callable[[str], None]) -> Replacements:
+    """Nested tensors of strided layout, the default, lie as jagged ones do: a fake tensor cannot be of the former.
+
+    `note` is told. Raises NestedShapesError where parts differ in more than their first size.
+    """
+
+    def jagged(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(make)
+        def nested(
+            parts: Sequence[torch.Tensor], *more: object, layout: torch.layout = None, **kwargs: object
+        ) -> object:
+            if layout is torch.jagged:
+                return make(parts, *more, layout=layout, **kwargs)
+            if not isinstance(parts, torch.Tensor):
+                parts = [part if isinstance(part, torch.Tensor) else torch.tensor(part) for part in parts]
+                shapes = [tuple(part.shape) for part in parts]
+                if not shapes or not all(shapes) or len({shape[1:] for shape in shapes}) > 1:
+                    raise NestedShapesError(shapes)
+            note("nested tensors of strided layout are recorded as jagged ones: the same elements, and their offsets")
+            return make(parts, *more, layout=torch.jagged, **kwargs)
+
+        return nested
+
+    names = ("nested_tensor", "as_nested_tensor")
+    return Replacements(*((torch.nested, name, jagged(getattr(torch.nested, name))) for name in names))
+
+
+class NestedShapesError(UserError):
+    """Parts of a nested tensor that no jagged one can hold."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(
+            f"a nested tensor of parts of shapes {', '.join(map(str, shapes[:4]))} has no fake form: only the first"
+            " size of its parts may differ here (as with layout=torch.jagged); pad the others"
+        )
 
 
 def attention_by_lengths(value_of: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[], None]:

@@ -264,6 +264,11 @@ class set_aside:  # noqa: N801 - a context, entered for every op: cheaper as a c
         _reset(self._mode)
 
 
+def keep_no_calls(mode: FakeTensorMode) -> None:
+    """Turn off PyTorch's own cache of calls: to find a key and to make an entry takes a third of a call that is new."""
+    mode.cache_enabled = False
+
+
 def may_be_cached(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> bool:
     """Whether PyTorch's own cache would keep this call: not one whose output depends on data,
     or that changes metadata.

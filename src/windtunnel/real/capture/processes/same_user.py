@@ -1,0 +1,47 @@
+"""A rank stays the user that it was started as: what it leaves lies where no other user may go.
+
+A script that gives up being root would lose its messages, its log and its outcome with it. What it asks for is told
+when it looks, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from windtunnel.real.capture.replacements import Replacements
+
+_FIELDS = {"uid": ("u", "eu"), "euid": ("eu",), "reuid": ("u", "eu"), "resuid": ("u", "eu", "su")}
+_OTHERS = ("setgroups", "initgroups")
+
+
+def user_stays(note: Callable[[str], None]) -> Replacements:
+    """Until `undo`, `os.setuid` and its likes change what `os.getuid` and its likes say; where this process is root."""
+    replaced = Replacements()
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return replaced  # the system says no, as it would anywhere
+    told: dict[str, int] = {}
+
+    def setter(name: str, fields: tuple[str, ...]) -> Callable[..., None]:
+        def change(*numbers: object) -> None:
+            note(f"os.{name} changes only what the script is told: the rank stays the user that it was started as")
+            if fields:
+                numbers = numbers * len(fields) if len(numbers) == 1 else numbers
+                told.update({field: int(n) for field, n in zip(fields, numbers, strict=True) if n != -1})  # type: ignore[call-overload]
+
+        return change
+
+    def getter(field: str, before: Callable[[], int]) -> Callable[[], int]:
+        return lambda: told.get(field, before())
+
+    for kind in ("uid", "gid"):
+        for word, fields in _FIELDS.items():
+            name = f"set{word.replace('uid', kind)}"
+            if hasattr(os, name):  # not every system sets the saved one
+                replaced.set(os, name, setter(name, tuple(field.replace("u", kind[0]) for field in fields)))
+        for short in ("", "e"):
+            name = f"get{short}{kind}"
+            replaced.set(os, name, getter(f"{short}{kind[0]}", getattr(os, name)))
+    for name in _OTHERS:
+        replaced.set(os, name, setter(name, ()))
+    return replaced
