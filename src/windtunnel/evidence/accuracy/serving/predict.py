@@ -303,7 +303,10 @@ def _pools(
         profile = profiles.get(read.decode.engine) or load_engine(read.decode.engine)
         profile = captured_by_pools(row, read.decode, profile)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
-        pair = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
+        tokens = profile.on(cluster.gpu).max_num_batched_tokens  # of each rank, as recipes of pools state them
+        stated = [replace(side, max_num_batched_tokens=tokens) for side in (read.prefill, read.decode)]
+        read = replace(read, prefill=stated[0], decode=stated[1])
+        pair = [_engine(model, cluster, side, profile) for side in stated]
         lengths = (row.whole_number("isl", 1), row.whole_number("osl", 1))
         n_decode = read.n_decode or decode_workers(concurrency, pair[1].profile.engine)
         n_prefill = read.n_prefill or prefill_workers(pair[0], pair[1], *lengths, concurrency, n_decode)

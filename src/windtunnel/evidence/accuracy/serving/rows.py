@@ -182,6 +182,11 @@ def layout(row: ServingRow, prefix: str = "") -> dict[str, Any]:
     return {"tp": tp, "pp": pp, "attn_dp": dp, "moe_tp": slices, "moe_ep": groups}
 
 
+def _limit(row: ServingRow, name: str) -> int | None:
+    """What a row says that its launch allows an attention rank; None where it says nothing."""
+    return row.whole_number(name, 1) if row.number(name) else None
+
+
 def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
     """The deployment of a row, or of one side of it. Raises UserError.
 
@@ -196,6 +201,9 @@ def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
         expert_weights=routed,
         kv=kv,
         images=False if row.text("images") == "0" else None,
+        max_num_seqs=None if prefix else _limit(row, "max_num_seqs"),
+        max_num_batched_tokens=None if prefix else _limit(row, "max_num_batched_tokens"),
+        gpu_memory_utilization=None if prefix else row.number("memory_fraction"),
         **layout(row, prefix),
     )
     pool, workers = row.whole_number(f"{prefix}gpus", 0), row.whole_number(f"{prefix}num_workers", 0)
