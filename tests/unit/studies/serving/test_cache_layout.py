@@ -185,7 +185,8 @@ def test_gpus_before_hopper_keep_half_a_gigabyte_in_reserve(
     """Logs of validation/serving/kv_unseen_2026_h.csv: the first suggested it, the second did not."""
     limits = {"max_model_len": tokens, "gpu_memory_utilization": 0.9}
     deployment = Deployment(engine=f"vllm-{release}", tp=4, weights=weights, **limits)
-    assert engine_of(load_model(name), parse_cluster(cluster), deployment).cache_tokens == pytest.approx(printed, rel=0.03)
+    started = engine_of(load_model(name), parse_cluster(cluster), deployment)
+    assert started.cache_tokens == pytest.approx(printed, rel=0.03)
 
 
 def test_vllm_sorted_all_logits_before_triton_drew_tokens() -> None:
