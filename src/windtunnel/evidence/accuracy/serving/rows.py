@@ -5,7 +5,8 @@ What a row leaves open is assumed, and said: numbers of workers (that match in r
 (10 prompts per slot, fixed lengths). Measured columns may be empty: `ttft_ms`, `tpot_ms`, `d_output_tokens_per_s` (at
 full load, from the two) or `output_tokens_per_s` (as clients print it: of the whole run, until the last slot is empty).
 `images` = 0: a server that was started without its vision tower. `warm_prompts`: so many of the run's first prompts
-were sent before, and their cache may be there (clients that run several loads with one seed).
+were sent before, and their cache may be there (clients that run several loads with one seed). `max_num_seqs`,
+`max_num_batched_tokens` (of an attention rank) and `memory_fraction`: as the row's launch says; not of pools.
 """
 
 from __future__ import annotations
