@@ -300,13 +300,10 @@ def _pools(
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     serving_results = []
     for read in _readings(row, model, sides, counts, assumed, recipes):
-        profile = profiles.get(read.decode.engine) or load_engine(read.decode.engine)
-        profile = captured_by_pools(row, read.decode, profile)
+        profile = captured_by_pools(row, read.decode, profiles.get(read.decode.engine) or load_engine(read.decode.engine))
+        profile = replace(profile, ranks_share_tokens=False)  # recipes of pools have the chunk of each rank
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
-        tokens = profile.on(cluster.gpu).max_num_batched_tokens  # of each rank, as recipes of pools state them
-        stated = [replace(side, max_num_batched_tokens=tokens) for side in (read.prefill, read.decode)]
-        read = replace(read, prefill=stated[0], decode=stated[1])
-        pair = [_engine(model, cluster, side, profile) for side in stated]
+        pair = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
         lengths = (row.whole_number("isl", 1), row.whole_number("osl", 1))
         n_decode = read.n_decode or decode_workers(concurrency, pair[1].profile.engine)
         n_prefill = read.n_prefill or prefill_workers(pair[0], pair[1], *lengths, concurrency, n_decode)
