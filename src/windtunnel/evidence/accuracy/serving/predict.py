@@ -300,8 +300,8 @@ def _pools(
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     serving_results = []
     for read in _readings(row, model, sides, counts, assumed, recipes):
-        profile = captured_by_pools(row, read.decode, profiles.get(read.decode.engine) or load_engine(read.decode.engine))
-        profile = replace(profile, ranks_share_tokens=False)  # recipes of pools have the chunk of each rank
+        profile = profiles.get(read.decode.engine) or load_engine(read.decode.engine)
+        profile = replace(captured_by_pools(row, read.decode, profile), ranks_share_tokens=False)  # as in recipes
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
         pair = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
         lengths = (row.whole_number("isl", 1), row.whole_number("osl", 1))
