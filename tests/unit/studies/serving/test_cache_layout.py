@@ -118,6 +118,8 @@ def test_sglang_works_out_its_share_of_the_memory() -> None:
     seeing = engine_of(replace(model, tower=(24, 1024)), cluster, Deployment(engine="sglang-0.5.9"))  # ViT-L/14: 0.95
     taken = 0.05 * share * (cluster.gpu.usable_memory_bytes - chosen.memory.reserved)
     assert chosen.memory.kv - seeing.memory.kv == pytest.approx(taken)
+    blind = Deployment(engine="sglang-0.5.9", images=False)  # --language-only: the tower is not loaded
+    assert engine_of(replace(model, tower=(24, 1024)), cluster, blind).memory.kv == chosen.memory.kv
     larger = engine_of(replace(model, tower=(48, 1024)), cluster, Deployment(engine="sglang-0.5.9"))
     assert chosen.memory.kv - larger.memory.kv == pytest.approx(taken * (1.0 - 0.95 * 0.9) / 0.05)
     for release, mib in (("0.5.9", 13440 + 2048), ("0.5.12", 13440 + 4096), ("0.5.14", 13440)):  # beside drafts
@@ -168,3 +170,27 @@ def test_a_vision_tower_and_the_images_of_the_measured_step_leave_less_for_the_c
     assert whole.memory.activations == 131_072 * 1_152 * 36 > text.memory.activations
     assert whole.cache_tokens == pytest.approx(2_233_226, rel=0.03)
     assert text.cache_tokens > 1.1 * 2_233_226
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "release", "weights", "tokens", "printed"),
+    [
+        ("qwen3-coder-30b-a3b", "l40s:4", "0.24", "bf16", 32_768, 1_037_152),
+        ("minimax-m2", "a100-80gb-sxm:4", "0.22", "fp8_block", 131_072, 244_576),
+    ],
+)
+def test_gpus_before_hopper_keep_half_a_gigabyte_in_reserve(
+    name: str, cluster: str, release: str, weights: str, tokens: int, printed: int
+) -> None:
+    """Logs of validation/serving/kv_unseen_2026_h.csv: the first suggested it, the second did not."""
+    limits = {"max_model_len": tokens, "gpu_memory_utilization": 0.9}
+    deployment = Deployment(engine=f"vllm-{release}", tp=4, weights=weights, **limits)
+    started = engine_of(load_model(name), parse_cluster(cluster), deployment)
+    assert started.cache_tokens == pytest.approx(printed, rel=0.03)
+
+
+def test_vllm_sorted_all_logits_before_triton_drew_tokens() -> None:
+    """1.25 GiB of 256 x 131,072 logits (pull request 32558 of vllm-project/vllm)."""
+    assert load_engine("vllm-0.12").sampler_bytes * 256 * 131_072 == 1.25 * GIB
+    assert load_engine("vllm-0.15").sampler_bytes * 256 * 131_072 == 1.25 * GIB
+    assert load_engine("vllm-0.19").sampler_bytes < 40 > load_engine("vllm-0.11").sampler_bytes

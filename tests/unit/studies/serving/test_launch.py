@@ -12,8 +12,10 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.mcp import answered
 from windtunnel.questions import read, spelled_out
 from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.launch.flags import flags_of
 from windtunnel.studies.serving.launch.lines import parts_of
+from windtunnel.studies.serving.replica.rules import rules_of
 
 LINE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 32768 --max-num-seqs 64"
 ASKED = {"cluster": "h100-sxm:2", "requests": {"prompt": 100, "output": 10, "requests": 9}, "load": {"rate": 2}}
@@ -116,6 +118,27 @@ def test_a_line_without_images_has_no_vision_tower(flag: str) -> None:
     assert (parts.engine["images"], parts.engine["max_num_seqs"], parts.notes) == (False, 8, ())
     assert "images" not in parts_of("""vllm serve Qwen/Qwen3.5-27B --limit-mm-per-prompt '{"image": 2}'""").engine
     assert "--language-model-only" in flags_of(Deployment(images=False))
+    sglang = "python -m sglang.launch_server --model-path Qwen/Qwen3.5-27B"
+    assert parts_of(f"{sglang} --language-only").engine["images"] is False
+
+
+def test_attention_ranks_of_sglang_share_its_chunk_and_its_limit_of_requests() -> None:
+    """_handle_data_parallelism and _handle_a2a_moe of its server_args.py."""
+    line = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 --max-running-requests 256"
+    limits = "--chunked-prefill-size 32768 --moe-a2a-backend deepep"
+    parts = parts_of(f"{line} {limits} --dp 8 --enable-dp-attention")
+    assert (parts.engine["max_num_seqs"], parts.engine["max_num_batched_tokens"]) == (32, 4096)
+    assert (parts.replicas["dp"], parts.replicas["ep"]) == (8, 8)
+    alone = parts_of(f"{line} {limits}")
+    assert (alone.engine["max_num_seqs"], alone.engine["max_num_batched_tokens"]) == (256, 32768)
+    assert (alone.replicas["ep"], parts_of(f"{line} --moe-a2a-backend none").replicas.get("ep")) == (8, None)
+
+
+@pytest.mark.parametrize(("engine", "tokens"), [("sglang", 16_384), ("vllm", 8 * 8192)])
+def test_the_chunk_that_nobody_gives_is_shared_where_the_engine_shares_it(engine: str, tokens: int) -> None:
+    assert rules_of(load_engine(engine), Deployment(engine=engine, attn_dp=8), 1000).token_budget == tokens
+    stated = Deployment(engine=engine, attn_dp=8, max_num_batched_tokens=4096)
+    assert rules_of(load_engine(engine), stated, 1000).token_budget == 8 * 4096  # what is given is of each rank
 
 
 @pytest.mark.parametrize(

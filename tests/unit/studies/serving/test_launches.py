@@ -236,6 +236,26 @@ def test_mlperf_is_laid_out_as_its_submission_says_not_by_the_first_factor_of_a_
     assert (one.tp, one.attn_dp, one.kv) == (1, 1, kv)
 
 
+def test_a_row_says_what_its_launch_allows() -> None:
+    """Of an attention rank; a product is no number, and of pools the columns say nothing."""
+    limits = {"max_num_seqs": "32", "max_num_batched_tokens": "4096", "memory_fraction": "0.85"}
+    one = deployment_of(ServingRow({**DEEPSEEK, **limits}))
+    assert (one.max_num_seqs, one.max_num_batched_tokens, one.gpu_memory_utilization) == (32, 4096, 0.85)
+    assert deployment_of(ServingRow({**DEEPSEEK, "max_num_seqs": "128 * 7"})).max_num_seqs is None
+    pool = {f"decode_{name}": DEEPSEEK[name] for name in ("tp", "attn_dp", "moe_tp", "moe_ep")}
+    assert deployment_of(ServingRow({**DEEPSEEK, **limits, **pool}), "decode_").gpu_memory_utilization is None
+
+
+def test_processes_of_a_gpu_share_what_a_submission_runs_at_once() -> None:
+    """ASUS: 85 requests in each of 12 workers, where the table has the engine's limit of 6,000."""
+    fields = {**OSS, "model": "llama-3.1-8b", "engine": "trtllm", "gpu": "b300_sxm", "kind": "mlperf_server"}
+    limits = {"max_num_seqs": "6000", "max_num_batched_tokens": "12000", "tp": "1", "moe_tp": "1", "engine_version": ""}
+    for source, seqs in (("MLPerf closed/ASUSTeK/results", 1020), ("MLPerf closed/GigaComputing/results", 6000)):
+        row = ServingRow({**fields, **limits, "source": source})
+        one = laid_out(row, model_named(row.text("model"), ""), deployment_of(row), gpu_of("b300_sxm", 8))
+        assert (one.max_num_seqs, one.max_num_batched_tokens) == (seqs, 12_000)
+
+
 R1 = {**DEEPSEEK, "gpu": "gb300", "engine_version": "", "max_num_seqs": "640", "max_num_batched_tokens": "3456"}
 LLAMA = {**R1, "model": "llama-3.1-405b", "gpu": "b300_sxm", "gpus": "8", "tp": "4", "attn_dp": "1", "moe_ep": "1"}
 

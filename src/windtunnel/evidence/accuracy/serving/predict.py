@@ -301,7 +301,7 @@ def _pools(
     serving_results = []
     for read in _readings(row, model, sides, counts, assumed, recipes):
         profile = profiles.get(read.decode.engine) or load_engine(read.decode.engine)
-        profile = captured_by_pools(row, read.decode, profile)
+        profile = replace(captured_by_pools(row, read.decode, profile), ranks_share_tokens=False)  # as in recipes
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
         pair = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
         lengths = (row.whole_number("isl", 1), row.whole_number("osl", 1))

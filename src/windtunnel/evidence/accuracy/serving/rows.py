@@ -5,7 +5,8 @@ What a row leaves open is assumed, and said: numbers of workers (that match in r
 (10 prompts per slot, fixed lengths). Measured columns may be empty: `ttft_ms`, `tpot_ms`, `d_output_tokens_per_s` (at
 full load, from the two) or `output_tokens_per_s` (as clients print it: of the whole run, until the last slot is empty).
 `images` = 0: a server that was started without its vision tower. `warm_prompts`: so many of the run's first prompts
-were sent before, and their cache may be there (clients that run several loads with one seed).
+were sent before, and their cache may be there (clients that run several loads with one seed). `max_num_seqs`,
+`max_num_batched_tokens` (of an attention rank) and `memory_fraction`: as the row's launch says; not of pools.
 """
 
 from __future__ import annotations
@@ -182,6 +183,11 @@ def layout(row: ServingRow, prefix: str = "") -> dict[str, Any]:
     return {"tp": tp, "pp": pp, "attn_dp": dp, "moe_tp": slices, "moe_ep": groups}
 
 
+def _limit(row: ServingRow, name: str) -> int | None:
+    """What a row says that its launch allows an attention rank; None where it says nothing."""
+    return row.whole_number(name, 1) if row.number(name) else None
+
+
 def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
     """The deployment of a row, or of one side of it. Raises UserError.
 
@@ -196,6 +202,9 @@ def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
         expert_weights=routed,
         kv=kv,
         images=False if row.text("images") == "0" else None,
+        max_num_seqs=None if prefix else _limit(row, "max_num_seqs"),
+        max_num_batched_tokens=None if prefix else _limit(row, "max_num_batched_tokens"),
+        gpu_memory_utilization=None if prefix else row.number("memory_fraction"),
         **layout(row, prefix),
     )
     pool, workers = row.whole_number(f"{prefix}gpus", 0), row.whole_number(f"{prefix}num_workers", 0)

@@ -49,7 +49,10 @@ MODELS = {
     "llama3.1-405b": "meta-llama/Llama-3.1-405B-Instruct",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
 }
-NUMBERS = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s", "output_tokens_per_s")
+NUMBERS = (
+    *("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s", "output_tokens_per_s"),
+    "memory_fraction",
+)
 LENGTHS = ("isl", "osl")  # in tokens
 FORMAT_COLUMNS = ("precision", "gemm_quant", "moe_quant")
 BITS = re.compile(r"(nvfp4|mxfp4|fp4|fp8|awq|gptq|int4|int8|w4a16|w8a8)")

@@ -29,9 +29,11 @@ MOE_NAMES = {
     "mxfp4": "w4a16_mxfp4",
     "int4": "int4_wo",
 }
-EIGHT_BIT_TOKENS = {("trtllm", "mxfp4"): "w4a8_mxfp4_mxfp8"}
+EIGHT_BIT = "w4a8_mxfp4_mxfp8"
+EIGHT_BIT_TOKENS = {("trtllm", "mxfp4"): EIGHT_BIT}
 """How MXFP4 experts are multiplied on Blackwell unless somebody says otherwise: tokens in 8 bits under TensorRT-LLM
-(_torch/model_config.py, get_mxfp4_quant_algo), in 16 under vLLM and SGLang. Where such were not timed, in 16."""
+(_torch/model_config.py, get_mxfp4_quant_algo), in 16 under vLLM and SGLang. Where such were not timed, in the other:
+DeepSeek-V4's were timed with tokens in 8 bits alone, as its checkpoint has them."""
 ALIKE = {"mxfp4": "int4"}
 """Whose experts stand in where none of a format were timed on a GPU: engines multiply both in 16 bits with Marlin there
 (vLLM: fused_moe/oracle/mxfp4.py)."""
@@ -165,11 +167,14 @@ def _experts_in_tables(engine: Engine, layer: Experts) -> Curve | None:
                 return timed[1]
     blackwell = engine.gpu.generation.startswith("blackwell")
     before = EIGHT_BIT_TOKENS.get((engine.framework, layer.dtype), name) if blackwell else name
+    names = [(wanted, True) for wanted in dict.fromkeys((before, name, "fp8_block" if name == "fp8" else name))]
+    names += [(EIGHT_BIT, False)] * (blackwell and layer.dtype == "mxfp4")
     matches = (
         timed
+        for first in (True, False)
         for path, source in _expert_tables(engine, name)
-        for wanted in dict.fromkeys((before, name, "fp8_block" if name == "fp8" else name))
-        if (timed := _timed_in(path, source, wanted, layer)) is not None
+        for wanted, at_first in names
+        if at_first is first and (timed := _timed_in(path, source, wanted, layer)) is not None
     )
     first = next(matches, None)
     if first is None or name != "fp8":

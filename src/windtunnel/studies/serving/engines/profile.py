@@ -74,6 +74,7 @@ class Profile:
     seqs_per_stage: bool = False  # of a pipeline: the limit of sequences is that of one micro-batch, not of all
     pipeline_hides_host: bool = True  # of a pipeline: what one micro-batch costs the host is spent while others run
     max_num_batched_tokens: int = 8192
+    ranks_share_tokens: bool = False  # that default is of all attention ranks together
     block_size: int = 16
     watermark: float = 0.0  # share of blocks that admission leaves free
     gpu_memory_utilization: float = 0.9

@@ -254,8 +254,8 @@ def _static_share(usable: float, deployment: Deployment, profile: Profile, tower
 
     What it leaves, in MiB: 512, 1.5 a token of a chunk, 2 a sequence of the largest graph (4.5 more of each attention
     rank), 1,024 for 8 GPUs; at least 10,240 on GPUs of more than 60 GiB; and beside that `draft_reserved_bytes` where
-    tokens are drafted. With a vision tower 0.95 of that (adjust_mem_fraction_for_vlm), and a tenth less for each time
-    that layers x width^2 is ViT-L/14's again.
+    tokens are drafted. With a vision tower that is loaded 0.95 of that (adjust_mem_fraction_for_vlm, not with
+    --language-only), and a tenth less for each time that layers x width^2 is ViT-L/14's again.
     """
     graph, ranks = profile.graph_limit, deployment.attn_dp
     left = 512.0 + 1.5 * max(2048, deployment.max_num_batched_tokens or profile.max_num_batched_tokens) + 2.0 * graph
@@ -302,7 +302,8 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
     if profile.utilization_of == "rest":
         left = share * (usable - weights - activations - reserved)
     elif profile.utilization_of == "static":
-        share = deployment.gpu_memory_utilization or _static_share(usable, deployment, profile, model.tower)
+        seen = None if deployment.images is False else model.tower
+        share = deployment.gpu_memory_utilization or _static_share(usable, deployment, profile, seen)
         left = share * (usable - reserved)
         left -= weights
     else:

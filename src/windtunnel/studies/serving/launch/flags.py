@@ -30,6 +30,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "enable-prefix-caching": ("prefix_caching", True), "no-enable-prefix-caching": ("prefix_caching", False),
     "disable-radix-cache": ("prefix_caching", False), "enable-chunked-prefill": ("chunked_prefill", True),
     "no-enable-chunked-prefill": ("chunked_prefill", False), "language-model-only": ("images", False),
+    "language-only": ("images", False),
 }  # fmt: skip
 FORMATS = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 CACHES = {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
@@ -69,7 +70,8 @@ def fields_of_flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
         is_value = bool(rest) and (NEGATIVE.fullmatch(rest[0]) is not None or not rest[0].startswith("-"))
         if not equals and is_value and not (alone and not _plain(rest[0])):
             value = rest.pop(0)
-        if name in ("enable-expert-parallel", "enable-ep-moe") or (name == "ep" and not value):
+        spread = name == "moe-a2a-backend" and value != "none"  # SGLang: its experts' ranks are all (_handle_a2a_moe)
+        if spread or name in ("enable-expert-parallel", "enable-ep-moe") or (name == "ep" and not value):
             fields["moe_ep"] = 0
         elif name == "enable-dp-attention":
             fields["dp_attention"] = True

@@ -204,8 +204,11 @@ def _of_line(words: Sequence[str], role: str, image: str = "", replicas: int = 1
     # Of `docker run`: the image, whose arguments may be those of vllm serve.
     image = next((word for word in parts[: place + 1] if IMAGE.fullmatch(word)), image)
     model, fields, ignored = fields_of_flags(parts[place + 1 :])
-    if fields.pop("dp_attention", False):  # SGLang: its ranks are among those of --tp
-        fields["tp"] = max(1, fields.get("tp", 1) // fields.get("attn_dp", 1))
+    if fields.pop("dp_attention", False):  # SGLang: its ranks are among those of --tp, and share what it is told
+        ranks = fields.get("attn_dp", 1)
+        fields["tp"] = max(1, fields.get("tp", 1) // ranks)
+        shared = [name for name in ("max_num_seqs", "max_num_batched_tokens") if name in fields]
+        fields |= {name: max(1, fields[name] // ranks) for name in shared}
     if "moe_ep" not in fields and fields.get("attn_dp", 1) > 1:
         fields["moe_ep"] = 1
     if fields.get("moe_ep") == 0:  # experts over all ranks

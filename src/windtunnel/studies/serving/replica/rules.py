@@ -58,7 +58,8 @@ def rules_of(
     seqs = (deployment.max_num_seqs or profile.max_num_seqs) * (stages if profile.seqs_per_stage else 1)
     chosen = deployment.chunked_prefill
     caching = deployment.prefix_caching
-    budget = deployment.max_num_batched_tokens or profile.max_num_batched_tokens
+    budget = profile.max_num_batched_tokens // (ranks if profile.ranks_share_tokens else 1)
+    budget = deployment.max_num_batched_tokens or budget
     return Rules(
         batching=profile.batching,
         chunked=profile.chunked_prefill if chosen is None else chosen,
