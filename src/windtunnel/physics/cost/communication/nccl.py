@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 
 from windtunnel.physics.cost.calibration import read_calibration
 
-NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker,
-NVLS_TREE_WIDTH = 4.0  # and from so many times that always
+NVLS_TREE_WIDTH = 4.0  # from so many times `nvls_tree_from` NCCL always runs it, even where a tree would be quicker
 RACKS_MOST = 32  # across which a tree's time was seen to grow with their number: 20
 FITTED_RANKS = 16  # of a scale-up domain
 SAME_NVLINK = {"blackwell-ultra": "blackwell"}
@@ -87,6 +86,9 @@ class Fabric(NamedTuple):
     nvls_wide: float = 1.0  # how much longer the switches of a domain of more than `FITTED_RANKS` take
     nvls_tree_nics: float = math.inf  # that an NVLS tree drives out of such a domain, at most
     nvls_tree_rack_s: float = 0.0  # more for each further one of them
+    nvls_tree_from: float = math.inf  # bytes from which NCCL begins to run them
+    nvls_tree_slower: float = 1.0  # how much longer the switches take in one
+    ll_seconds_per_byte: tuple[float, float] = (0.0, 0.0)  # of LL at the least: between two nodes, between more
 
 
 class Shape(NamedTuple):
@@ -125,7 +127,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
     measured_up = links.up_protocol == "nvlink" and generation in ups
     up = ups[generation] if measured_up else ups["generic"]
     by_generation = nets.get(links.net_protocol, nets["generic"])
-    net = {**by_generation["default"], **by_generation.get(links.generation, {})}
+    net = {**by_generation["default"], **by_generation.get(generation, {})}
     slower = links.up_latency_s - up["reference_latency_us"] * 1e-6
 
     def protocol(name: str, spec: dict[str, float], tree_step: str | None = None) -> Protocol:
@@ -157,8 +159,11 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
         tree_of_two=net.get("tree_of_two", 1.0),
         nvls_tree_most=net.get("nvls_tree_most", math.inf),
+        nvls_tree_from=nvls["tree_from_bytes"] if nvls else math.inf,
+        nvls_tree_slower=nvls["efficiency"] / nvls.get("tree_efficiency", nvls["efficiency"]) if nvls else 1.0,
+        ll_seconds_per_byte=tuple(1 / (rate * 1e9) for rate in up["ll_between_gb_per_s"]),
         measured_up=measured_up,
-        measured_net=links.net_protocol in nets and links.net_protocol != "generic",
+        measured_net=not net.get("guess", False),
     )
 
 
@@ -188,10 +193,10 @@ def chosen(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     for cost in costs:
         if cost.seconds < best.seconds:
             best = cost
-    if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= NVLS_TREE_FROM_BYTES:
+    if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= fabric.nvls_tree_from:
         return best
     # Where it changes over differs from job to job: between the two it is as likely as the size is near its own.
-    share = min(1.0, math.log(bytes_total / NVLS_TREE_FROM_BYTES) / math.log(NVLS_TREE_WIDTH))
+    share = min(1.0, math.log(bytes_total / fabric.nvls_tree_from) / math.log(NVLS_TREE_WIDTH))
     slower = (last.seconds / best.seconds) ** (share - 1.0)
     return _cost(last.algorithm, last.protocol, last.latency_s * slower, last.bandwidth_s * slower)
 
@@ -213,7 +218,8 @@ def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[
         step = protocol.ring_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + (steps - net_steps) * protocol.hop_s + net_steps * step
         intra = bytes_total * up_passes * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        rings.append(_cost("ring", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
+        between = _between(protocol, wire, bytes_total * passes, m, fabric)
+        rings.append(_cost("ring", protocol.name, latency, max(intra, between)))
     return rings
 
 
@@ -228,7 +234,8 @@ def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
         step = protocol.tree_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + 2 * ((k - 1) * protocol.hop_s + math.log2(m) * step)
         intra = 2 * bytes_total * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        trees.append(_cost("tree", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
+        between = _between(protocol, wire, 2 * bytes_total, m, fabric)
+        trees.append(_cost("tree", protocol.name, latency, max(intra, between)))
     return trees
 
 
@@ -239,6 +246,7 @@ def _nvls(bytes_total: float, shape: Shape, fabric: Fabric, nvls: Protocol) -> C
     base = nvls.base_s + min(fabric.nvls_fill_s * max(1.0, k / FITTED_RANKS), intra)
     if m == 1:
         return _cost("nvls", nvls.name, base, intra)
+    intra *= fabric.nvls_tree_slower
     nics = min(k, fabric.nvls_tree_nics) if wide else k
     wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / nics
     bulk = min(fabric.bulk_nvls_s, bytes_total * fabric.nic_seconds_per_byte / k)
@@ -287,6 +295,12 @@ def _expert_parallel(bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     intra = bytes_total * (k - 1) / n * fabric.ep_seconds_per_byte * _mesh(k, fabric)
     wire = bytes_total * (n - k) / n * fabric.nic_ep_seconds_per_byte * share
     return _cost("deep_ep", "low_latency", fabric.ep_base_s, max(intra, wire))
+
+
+def _between(protocol: Protocol, wire: float, moved: float, m: int, fabric: Fabric) -> float:
+    """Seconds between nodes: the wire's, with what the protocol adds to it, and of LL what NCCL says it moves at most."""
+    seconds = wire * ON_THE_WIRE[protocol.name]
+    return max(seconds, moved * fabric.ll_seconds_per_byte[m > 2]) if protocol.name == "ll" and m > 1 else seconds
 
 
 def _crossings(m: int) -> float:
