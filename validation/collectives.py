@@ -133,10 +133,14 @@ def judge_sizes(rows: Sequence[Row], use_tables: bool) -> None:
     for head, part in [*_grouped(said, lambda item: (item[0].source, item[0].kind, item[0].group.size)), (None, said)]:
         line = f"{head[0][:48]:48} {head[1]:14} {head[2]:5}" if head else f"{'all':69}"
         for number in range(len(classes)):
-            here = [error for row, error, _ in part if (row.bytes_total >= LARGE) + (row.bytes_total > 64 * LARGE) == number]
+            here = [error for row, error, _ in part if _size_class(row) == number]
             mean, bias = (np.mean(np.abs(here)), np.mean(here)) if here else (0.0, 0.0)
             line += f" {len(here):5} {mean:7.1%} {bias:+8.1%}" if here else " " * 23
         print(line)
+
+
+def _size_class(row: Row) -> int:
+    return (row.bytes_total >= LARGE) + (row.bytes_total > 64 * LARGE)
 
 
 def _scale(row: Row) -> str:

@@ -72,9 +72,9 @@ def test_ll_moves_no_more_between_nodes_than_nccl_says_however_fast_they_are_joi
 
 
 def test_switches_that_pass_a_sum_on_to_another_node_take_longer() -> None:
-    quick = FABRIC._replace(nic_seconds_per_byte=0.0)
-    alone, joined = by("nvls", "all_reduce", INSIDE, quick), by("nvls_tree", "all_reduce", nccl.Shape(8, 4.0, 2, 1.0), quick)
-    slower = by("nvls_tree", "all_reduce", nccl.Shape(8, 4.0, 2, 1.0), quick._replace(nvls_tree_slower=1.5))
+    quick, two = FABRIC._replace(nic_seconds_per_byte=0.0), nccl.Shape(8, 4.0, 2, 1.0)
+    alone, joined = by("nvls", "all_reduce", INSIDE, quick), by("nvls_tree", "all_reduce", two, quick)
+    slower = by("nvls_tree", "all_reduce", two, quick._replace(nvls_tree_slower=1.5))
     assert slower.bandwidth_s == 1.5 * joined.bandwidth_s == 1.5 * alone.bandwidth_s
 
 
@@ -204,6 +204,9 @@ def test_constants_become_the_rates_of_these_links() -> None:
     assert fabric.direct_extra == up["direct"]["extra_steps"]
     assert fabric.measured_up
     assert fabric.measured_net
+    assert fabric.nvls_tree_from == up["nvls"]["tree_from_bytes"]
+    assert fabric.nvls_tree_slower == up["nvls"]["efficiency"] / up["nvls"]["tree_efficiency"]
+    assert fabric.ll_seconds_per_byte == tuple(1e-9 / rate for rate in up["ll_between_gb_per_s"])
     later = nccl.fabric_of(constants, LINKS._replace(up_latency_s=(up["reference_latency_us"] + 1) * 1e-6))
     assert later.protocols[0].hop_s == pytest.approx(fabric.protocols[0].hop_s + 1e-6)
     never = nccl.fabric_of(constants, LINKS._replace(up_latency_s=-1.0))
@@ -212,6 +215,7 @@ def test_constants_become_the_rates_of_these_links() -> None:
     other = nccl.fabric_of(constants, LINKS._replace(generation="of-nobody", net_protocol="carrier-pigeon"))
     assert not other.measured_up
     assert not other.measured_net
+    assert not nccl.fabric_of(constants, LINKS._replace(net_protocol="tcpx")).measured_net  # read off, not fitted
     assert nccl.fabric_of(constants, LINKS._replace(nvlink_sharp=False)).nvls is None
 
 

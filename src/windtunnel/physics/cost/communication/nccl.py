@@ -139,6 +139,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         return Protocol(name, spec["base_us"] * 1e-6, hop, per_byte, ring_step * 1e-6, tree_step_us * 1e-6)
 
     nvls = up.get("nvls")
+    between_two, between_more = up["ll_between_gb_per_s"]
     return Fabric(
         protocols=tuple(protocol(name, spec) for name, spec in up["protocols"].items()),
         extra_steps=up["extra_steps"],
@@ -161,7 +162,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         nvls_tree_most=net.get("nvls_tree_most", math.inf),
         nvls_tree_from=nvls["tree_from_bytes"] if nvls else math.inf,
         nvls_tree_slower=nvls["efficiency"] / nvls.get("tree_efficiency", nvls["efficiency"]) if nvls else 1.0,
-        ll_seconds_per_byte=tuple(1 / (rate * 1e9) for rate in up["ll_between_gb_per_s"]),
+        ll_seconds_per_byte=(1e-9 / between_two, 1e-9 / between_more),
         measured_up=measured_up,
         measured_net=not net.get("guess", False),
     )
@@ -298,9 +299,11 @@ def _expert_parallel(bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
 
 
 def _between(protocol: Protocol, wire: float, moved: float, m: int, fabric: Fabric) -> float:
-    """Seconds between nodes: the wire's, with what the protocol adds to it, and of LL what NCCL says it moves at most."""
+    """Seconds between nodes: the wire's with what the protocol adds to it, and LL's own rate where that is less."""
     seconds = wire * ON_THE_WIRE[protocol.name]
-    return max(seconds, moved * fabric.ll_seconds_per_byte[m > 2]) if protocol.name == "ll" and m > 1 else seconds
+    if m == 1 or protocol.name != "ll":
+        return seconds
+    return max(seconds, moved * fabric.ll_seconds_per_byte[m > 2])
 
 
 def _crossings(m: int) -> float:
