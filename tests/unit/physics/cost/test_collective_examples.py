@@ -165,8 +165,7 @@ def test_the_fastest_is_chosen_and_a_large_sum_across_switches_is_a_tree_of_them
     wide = nccl.Shape(12, 3.0, 4, 1.0)
     candidates = nccl.candidates("all_reduce", S, wide, FABRIC)
     assert nccl.chosen("all_reduce", S, wide, FABRIC).seconds == min(one.seconds for one in candidates)
-    start = float(1 << 20)
-    slow = FABRIC._replace(nvls=UP._replace(base_s=1e9), nvls_tree_from=start)
+    slow, start = FABRIC._replace(nvls=UP._replace(base_s=1e9)), nccl.NVLS_TREE_FROM_BYTES
     large = nccl.NVLS_TREE_WIDTH * start
     assert nccl.chosen("all_reduce", large, wide, slow).algorithm == "nvls_tree"
     assert nccl.chosen("all_reduce", start, wide, slow).algorithm != "nvls_tree"
@@ -174,6 +173,9 @@ def test_the_fastest_is_chosen_and_a_large_sum_across_switches_is_a_tree_of_them
     sizes = nccl.candidates("all_reduce", start * 2, wide, slow)
     best, tree = min(size.seconds for size in sizes), sizes[-1].seconds
     assert half.seconds == pytest.approx(math.sqrt(best * tree))
+    early = slow._replace(nvls_tree_from=start / 64)  # between two domains some begin sooner
+    assert nccl.chosen("all_reduce", start / 16, nccl.Shape(6, 3.0, 2, 1.0), early).algorithm == "nvls_tree"
+    assert nccl.chosen("all_reduce", start / 16, wide, early).algorithm != "nvls_tree"
 
 
 LINKS = nccl.Links("hopper", "nvlink", 450e9, 0.5e-6, 450e9, "infiniband", 50e9, 2e-6, True)
@@ -204,7 +206,9 @@ def test_constants_become_the_rates_of_these_links() -> None:
     assert fabric.direct_extra == up["direct"]["extra_steps"]
     assert fabric.measured_up
     assert fabric.measured_net
-    assert fabric.nvls_tree_from == up["nvls"]["tree_from_bytes"]
+    assert fabric.nvls_tree_from == nccl.NVLS_TREE_FROM_BYTES
+    blackwell = nccl.fabric_of(constants, LINKS._replace(generation="blackwell"))
+    assert blackwell.nvls_tree_from == constants["scale_up"]["blackwell"]["nvls"]["tree_from_bytes"]
     assert fabric.nvls_tree_slower == up["nvls"]["efficiency"] / up["nvls"]["tree_efficiency"]
     assert fabric.ll_seconds_per_byte == tuple(1e-9 / rate for rate in up["ll_between_gb_per_s"])
     later = nccl.fabric_of(constants, LINKS._replace(up_latency_s=(up["reference_latency_us"] + 1) * 1e-6))

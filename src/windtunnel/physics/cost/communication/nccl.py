@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 from windtunnel.physics.cost.calibration import read_calibration
 
-NVLS_TREE_WIDTH = 4.0  # from so many times `nvls_tree_from` NCCL always runs it, even where a tree would be quicker
+NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker,
+NVLS_TREE_WIDTH = 4.0  # and from so many times that always
 RACKS_MOST = 32  # across which a tree's time was seen to grow with their number: 20
 FITTED_RANKS = 16  # of a scale-up domain
 SAME_NVLINK = {"blackwell-ultra": "blackwell"}
@@ -86,7 +87,7 @@ class Fabric(NamedTuple):
     nvls_wide: float = 1.0  # how much longer the switches of a domain of more than `FITTED_RANKS` take
     nvls_tree_nics: float = math.inf  # that an NVLS tree drives out of such a domain, at most
     nvls_tree_rack_s: float = 0.0  # more for each further one of them
-    nvls_tree_from: float = math.inf  # bytes from which NCCL begins to run them
+    nvls_tree_from: float = NVLS_TREE_FROM_BYTES  # between two domains
     nvls_tree_slower: float = 1.0  # how much longer the switches take in one
     ll_seconds_per_byte: tuple[float, float] = (0.0, 0.0)  # of LL at the least: between two nodes, between more
 
@@ -160,7 +161,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
         tree_of_two=net.get("tree_of_two", 1.0),
         nvls_tree_most=net.get("nvls_tree_most", math.inf),
-        nvls_tree_from=nvls["tree_from_bytes"] if nvls else math.inf,
+        nvls_tree_from=nvls.get("tree_from_bytes", NVLS_TREE_FROM_BYTES) if nvls else NVLS_TREE_FROM_BYTES,
         nvls_tree_slower=nvls["efficiency"] / nvls.get("tree_efficiency", nvls["efficiency"]) if nvls else 1.0,
         ll_seconds_per_byte=(1e-9 / between_two, 1e-9 / between_more),
         measured_up=measured_up,
@@ -194,10 +195,11 @@ def chosen(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     for cost in costs:
         if cost.seconds < best.seconds:
             best = cost
-    if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= fabric.nvls_tree_from:
+    start = fabric.nvls_tree_from if shape.m == 2 else NVLS_TREE_FROM_BYTES
+    if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= start:
         return best
     # Where it changes over differs from job to job: between the two it is as likely as the size is near its own.
-    share = min(1.0, math.log(bytes_total / fabric.nvls_tree_from) / math.log(NVLS_TREE_WIDTH))
+    share = min(1.0, math.log(bytes_total / start) / math.log(NVLS_TREE_WIDTH))
     slower = (last.seconds / best.seconds) ** (share - 1.0)
     return _cost(last.algorithm, last.protocol, last.latency_s * slower, last.bandwidth_s * slower)
 
