@@ -2,10 +2,12 @@
 
     python validation/collectives.py TABLE.csv            what the product says, per source and collective
     python validation/collectives.py TABLE.csv --formula  the same with the measured tables off
+    python validation/collectives.py TABLE.csv --sizes    per source, collective and size of message
     python validation/collectives.py TABLE.csv --fit      constants from rows of at most 16 ranks, and bands, as YAML
 
 Columns read: id, source, gpu, n_gpus, gpus_per_node, inter_link, collective, algorithm, message_bytes, time_us,
-algbw_gb_s, busbw_gb_s. A row without a time takes it from its bandwidth; one without a size is skipped.
+algbw_gb_s, busbw_gb_s, and where there is one, `cluster`: what it is here, instead of what GPU and network tell. A row
+without a time takes it from its bandwidth; one without a size is skipped.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def _row(record: dict[str, str]) -> Row | str:
         seconds = size * factor / busbw / 1e9
     else:
         return "no time and no bandwidth"
-    cluster = parse_cluster(_cluster_name(record, n))
+    cluster = parse_cluster(record.get("cluster") or _cluster_name(record, n))
     algorithm = "ring" if record["algorithm"].startswith("Ring") else None  # the others are NCCL's own choice
     return Row(record["id"], record["source"], kind, size, seconds, algorithm, group_of(n, 1, cluster), cluster)
 
@@ -121,6 +123,24 @@ def judge(rows: Sequence[Row], use_tables: bool) -> None:
     small = [(r, *p) for r, p in zip(rows, said, strict=True) if not r.large and r.bytes_total >= LARGE / 16]
     for (kind, scale), part in _grouped(small, lambda item: (item[0].kind, _scale(item[0]))):
         _line(f"{scale:56} {kind:15}", part)
+
+
+def judge_sizes(rows: Sequence[Row], use_tables: bool) -> None:
+    """Print mean error and bias per source, collective, ranks and class of size, then over all."""
+    said = [(row, *_predict(row, use_tables)) for row in rows]
+    classes = ("< 1 MiB", "1 to 64 MiB", "> 64 MiB")
+    print(f"{'source':48} {'collective':14} {'ranks':>5}" + "".join(f" {name:>22}" for name in classes))
+    for head, part in [*_grouped(said, lambda item: (item[0].source, item[0].kind, item[0].group.size)), (None, said)]:
+        line = f"{head[0][:48]:48} {head[1]:14} {head[2]:5}" if head else f"{'all':69}"
+        for number in range(len(classes)):
+            here = [error for row, error, _ in part if _size_class(row) == number]
+            mean, bias = (np.mean(np.abs(here)), np.mean(here)) if here else (0.0, 0.0)
+            line += f" {len(here):5} {mean:7.1%} {bias:+8.1%}" if here else " " * 23
+        print(line)
+
+
+def _size_class(row: Row) -> int:
+    return (row.bytes_total >= LARGE) + (row.bytes_total > 64 * LARGE)
 
 
 def _scale(row: Row) -> str:
@@ -238,10 +258,11 @@ def _fit_ring_bulk(constants: Constants, spec: dict[str, float], rows: Sequence[
 
 
 def _carry_over(networks: Constants) -> None:
-    """InfiniBand and RoCE have no row of 16 ranks or fewer.
+    """InfiniBand and RoCE have no row of 16 ranks or fewer in the table that constants are fitted on.
 
     The software of an NVLS tree's step is taken to be what it is on EFA (the link's latency is separate); rings and
-    trees get NCCL's own constants for a network hop, stretched as that step is against NCCL's 20.9 us.
+    trees get NCCL's own constants for a network hop, stretched as that step is against NCCL's 20.9 us. A ring's step
+    takes what a tree's does with LL, and what it does on EFA with LL128 (`collectives_unseen_2026.csv`).
     """
     step = networks["efa"]["default"]["tree_step_us"]["nvls"]
     for name, latency_us in (("infiniband", 2.7), ("roce", 3.0)):
@@ -252,6 +273,10 @@ def _carry_over(networks: Constants) -> None:
             rounded = [float(f"{value:.3g}") for value in software]
             spec[shape] = dict(zip(("ll", "ll128", "simple"), rounded, strict=True))
         spec["tree_step_us"]["nvls"] = step
+        spec["ring_step_us"] |= {
+            "ll": spec["tree_step_us"]["ll"],
+            "ll128": networks["efa"]["default"]["ring_step_us"]["ll128"],
+        }
 
 
 def evaluate(constants: Constants, rows: Sequence[Row]) -> np.ndarray:
@@ -299,13 +324,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("table")
     parser.add_argument("--formula", action="store_true", help="measured tables off")
+    parser.add_argument("--sizes", action="store_true", help="per source and size")
     parser.add_argument("--fit", action="store_true", help="print fitted constants as YAML")
     arguments = parser.parse_args()
     rows, skipped = read(arguments.table)
     if arguments.fit:
         yaml.safe_dump(fit(rows), sys.stdout, sort_keys=False, default_flow_style=None, width=110)
         return 0
-    judge(rows, use_tables=not arguments.formula)
+    (judge_sizes if arguments.sizes else judge)(rows, use_tables=not arguments.formula)
     for reason, count in sorted(skipped.items()):
         print(f"skipped {count}: {reason}")
     return 0

@@ -24,7 +24,7 @@ from windtunnel.physics.hardware.torus import check_torus, shape_of
 if TYPE_CHECKING:  # numpy stays out of what does not need it
     from windtunnel.physics.hardware.calibration import Calibration
 
-PROTOCOLS = ("nvlink", "xgmi", "ici", "pcie", "infiniband", "roce", "efa", "ethernet")
+PROTOCOLS = ("nvlink", "xgmi", "ici", "pcie", "infiniband", "roce", "efa", "tcpxo", "tcpx", "ethernet")
 
 
 @dataclass(frozen=True, slots=True)

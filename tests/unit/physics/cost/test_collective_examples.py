@@ -60,6 +60,24 @@ def test_a_ring_across_domains_takes_steps_of_the_network_and_its_nics() -> None
     assert by("ring", "all_reduce", ACROSS, ll).bandwidth_s == nccl.ON_THE_WIRE["ll"] * found.bandwidth_s
 
 
+def test_ll_moves_no_more_between_nodes_than_nccl_says_however_fast_they_are_joined() -> None:
+    held = FABRIC._replace(protocols=(UP._replace(name="ll"),), ll_seconds_per_byte=(30.0, 50.0))
+    two = nccl.Shape(8, 4.0, 2, 1.0)
+    assert by("ring", "all_gather", two, held).bandwidth_s == S * 7 / 8 * 30
+    assert by("ring", "all_reduce", ACROSS, held).bandwidth_s == S * 14 / 8 * 50
+    assert by("tree", "all_reduce", ACROSS, held).bandwidth_s == 2 * S * 50
+    assert by("ring", "all_reduce", INSIDE, held).bandwidth_s == by("ring", "all_reduce", INSIDE).bandwidth_s
+    simple = held._replace(protocols=(UP,))
+    assert by("ring", "all_reduce", ACROSS, simple).bandwidth_s == by("ring", "all_reduce", ACROSS).bandwidth_s
+
+
+def test_switches_that_pass_a_sum_on_to_another_node_take_longer() -> None:
+    quick, two = FABRIC._replace(nic_seconds_per_byte=0.0), nccl.Shape(8, 4.0, 2, 1.0)
+    alone, joined = by("nvls", "all_reduce", INSIDE, quick), by("nvls_tree", "all_reduce", two, quick)
+    slower = by("nvls_tree", "all_reduce", two, quick._replace(nvls_tree_slower=1.5))
+    assert slower.bandwidth_s == 1.5 * joined.bandwidth_s == 1.5 * alone.bandwidth_s
+
+
 def test_a_tree() -> None:
     found = by("tree", "all_reduce", ACROSS)
     assert found.latency_s == 10 + 2 * ((2 - 1) * 2 + math.log2(4) * (5 + 1 + 0.25))
@@ -147,14 +165,17 @@ def test_the_fastest_is_chosen_and_a_large_sum_across_switches_is_a_tree_of_them
     wide = nccl.Shape(12, 3.0, 4, 1.0)
     candidates = nccl.candidates("all_reduce", S, wide, FABRIC)
     assert nccl.chosen("all_reduce", S, wide, FABRIC).seconds == min(one.seconds for one in candidates)
-    slow = FABRIC._replace(nvls=UP._replace(base_s=1e9))
-    large = nccl.NVLS_TREE_WIDTH * nccl.NVLS_TREE_FROM_BYTES
+    slow, start = FABRIC._replace(nvls=UP._replace(base_s=1e9)), nccl.NVLS_TREE_FROM_BYTES
+    large = nccl.NVLS_TREE_WIDTH * start
     assert nccl.chosen("all_reduce", large, wide, slow).algorithm == "nvls_tree"
-    assert nccl.chosen("all_reduce", nccl.NVLS_TREE_FROM_BYTES, wide, slow).algorithm != "nvls_tree"
-    half = nccl.chosen("all_reduce", nccl.NVLS_TREE_FROM_BYTES * 2, wide, slow)  # half way, on a scale of logarithms
-    sizes = nccl.candidates("all_reduce", nccl.NVLS_TREE_FROM_BYTES * 2, wide, slow)
+    assert nccl.chosen("all_reduce", start, wide, slow).algorithm != "nvls_tree"
+    half = nccl.chosen("all_reduce", start * 2, wide, slow)  # half way, on a scale of logarithms
+    sizes = nccl.candidates("all_reduce", start * 2, wide, slow)
     best, tree = min(size.seconds for size in sizes), sizes[-1].seconds
     assert half.seconds == pytest.approx(math.sqrt(best * tree))
+    early = slow._replace(nvls_tree_from=start / 64)  # between two domains some begin sooner
+    assert nccl.chosen("all_reduce", start / 16, nccl.Shape(6, 3.0, 2, 1.0), early).algorithm == "nvls_tree"
+    assert nccl.chosen("all_reduce", start / 16, wide, early).algorithm != "nvls_tree"
 
 
 LINKS = nccl.Links("hopper", "nvlink", 450e9, 0.5e-6, 450e9, "infiniband", 50e9, 2e-6, True)
@@ -185,6 +206,11 @@ def test_constants_become_the_rates_of_these_links() -> None:
     assert fabric.direct_extra == up["direct"]["extra_steps"]
     assert fabric.measured_up
     assert fabric.measured_net
+    assert fabric.nvls_tree_from == nccl.NVLS_TREE_FROM_BYTES
+    blackwell = nccl.fabric_of(constants, LINKS._replace(generation="blackwell"))
+    assert blackwell.nvls_tree_from == constants["scale_up"]["blackwell"]["nvls"]["tree_from_bytes"]
+    assert fabric.nvls_tree_slower == up["nvls"]["efficiency"] / up["nvls"]["tree_efficiency"]
+    assert fabric.ll_seconds_per_byte == tuple(1e-9 / rate for rate in up["ll_between_gb_per_s"])
     later = nccl.fabric_of(constants, LINKS._replace(up_latency_s=(up["reference_latency_us"] + 1) * 1e-6))
     assert later.protocols[0].hop_s == pytest.approx(fabric.protocols[0].hop_s + 1e-6)
     never = nccl.fabric_of(constants, LINKS._replace(up_latency_s=-1.0))
@@ -193,6 +219,7 @@ def test_constants_become_the_rates_of_these_links() -> None:
     other = nccl.fabric_of(constants, LINKS._replace(generation="of-nobody", net_protocol="carrier-pigeon"))
     assert not other.measured_up
     assert not other.measured_net
+    assert not nccl.fabric_of(constants, LINKS._replace(net_protocol="tcpx")).measured_net  # read off, not fitted
     assert nccl.fabric_of(constants, LINKS._replace(nvlink_sharp=False)).nvls is None
 
 

@@ -135,7 +135,7 @@ def test_spellings_of_published_tables(spelling: str, name: str) -> None:
         ("p5en.48xlarge", "h200-sxm", "efa", 400),
         ("p4d.24xlarge", "a100-40gb-sxm", "efa", 50),
         ("p6-b300.48xlarge", "b300-sxm", "efa", 800),
-        ("a3-megagpu-8g", "h100-sxm", "ethernet", 200),
+        ("a3-megagpu-8g", "h100-sxm", "tcpxo", 200),
         ("A4X-HighGPU-4g", "gb200", "roce", 400),
         ("Standard_ND96isr_H100_v5", "h100-sxm", "infiniband", 400),
         ("BM.GPU.A100-v2.8", "a100-80gb-sxm", "roce", 200),

@@ -87,6 +87,9 @@ class Fabric(NamedTuple):
     nvls_wide: float = 1.0  # how much longer the switches of a domain of more than `FITTED_RANKS` take
     nvls_tree_nics: float = math.inf  # that an NVLS tree drives out of such a domain, at most
     nvls_tree_rack_s: float = 0.0  # more for each further one of them
+    nvls_tree_from: float = NVLS_TREE_FROM_BYTES  # between two domains
+    nvls_tree_slower: float = 1.0  # how much longer the switches take in one
+    ll_seconds_per_byte: tuple[float, float] = (0.0, 0.0)  # of LL at the least: between two nodes, between more
 
 
 class Shape(NamedTuple):
@@ -125,7 +128,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
     measured_up = links.up_protocol == "nvlink" and generation in ups
     up = ups[generation] if measured_up else ups["generic"]
     by_generation = nets.get(links.net_protocol, nets["generic"])
-    net = {**by_generation["default"], **by_generation.get(links.generation, {})}
+    net = {**by_generation["default"], **by_generation.get(generation, {})}
     slower = links.up_latency_s - up["reference_latency_us"] * 1e-6
 
     def protocol(name: str, spec: dict[str, float], tree_step: str | None = None) -> Protocol:
@@ -137,6 +140,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         return Protocol(name, spec["base_us"] * 1e-6, hop, per_byte, ring_step * 1e-6, tree_step_us * 1e-6)
 
     nvls = up.get("nvls")
+    between_two, between_more = up["ll_between_gb_per_s"]
     return Fabric(
         protocols=tuple(protocol(name, spec) for name, spec in up["protocols"].items()),
         extra_steps=up["extra_steps"],
@@ -157,8 +161,11 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
         tree_of_two=net.get("tree_of_two", 1.0),
         nvls_tree_most=net.get("nvls_tree_most", math.inf),
+        nvls_tree_from=nvls.get("tree_from_bytes", NVLS_TREE_FROM_BYTES) if nvls else NVLS_TREE_FROM_BYTES,
+        nvls_tree_slower=nvls["efficiency"] / nvls.get("tree_efficiency", nvls["efficiency"]) if nvls else 1.0,
+        ll_seconds_per_byte=(1e-9 / between_two, 1e-9 / between_more),
         measured_up=measured_up,
-        measured_net=links.net_protocol in nets and links.net_protocol != "generic",
+        measured_net=not net.get("guess", False),
     )
 
 
@@ -188,10 +195,11 @@ def chosen(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     for cost in costs:
         if cost.seconds < best.seconds:
             best = cost
-    if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= NVLS_TREE_FROM_BYTES:
+    start = fabric.nvls_tree_from if shape.m == 2 else NVLS_TREE_FROM_BYTES
+    if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= start:
         return best
     # Where it changes over differs from job to job: between the two it is as likely as the size is near its own.
-    share = min(1.0, math.log(bytes_total / NVLS_TREE_FROM_BYTES) / math.log(NVLS_TREE_WIDTH))
+    share = min(1.0, math.log(bytes_total / start) / math.log(NVLS_TREE_WIDTH))
     slower = (last.seconds / best.seconds) ** (share - 1.0)
     return _cost(last.algorithm, last.protocol, last.latency_s * slower, last.bandwidth_s * slower)
 
@@ -213,7 +221,8 @@ def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[
         step = protocol.ring_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + (steps - net_steps) * protocol.hop_s + net_steps * step
         intra = bytes_total * up_passes * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        rings.append(_cost("ring", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
+        between = _between(protocol, wire, bytes_total * passes, m, fabric)
+        rings.append(_cost("ring", protocol.name, latency, max(intra, between)))
     return rings
 
 
@@ -228,7 +237,8 @@ def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
         step = protocol.tree_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + 2 * ((k - 1) * protocol.hop_s + math.log2(m) * step)
         intra = 2 * bytes_total * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        trees.append(_cost("tree", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
+        between = _between(protocol, wire, 2 * bytes_total, m, fabric)
+        trees.append(_cost("tree", protocol.name, latency, max(intra, between)))
     return trees
 
 
@@ -239,6 +249,7 @@ def _nvls(bytes_total: float, shape: Shape, fabric: Fabric, nvls: Protocol) -> C
     base = nvls.base_s + min(fabric.nvls_fill_s * max(1.0, k / FITTED_RANKS), intra)
     if m == 1:
         return _cost("nvls", nvls.name, base, intra)
+    intra *= fabric.nvls_tree_slower
     nics = min(k, fabric.nvls_tree_nics) if wide else k
     wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / nics
     bulk = min(fabric.bulk_nvls_s, bytes_total * fabric.nic_seconds_per_byte / k)
@@ -287,6 +298,14 @@ def _expert_parallel(bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     intra = bytes_total * (k - 1) / n * fabric.ep_seconds_per_byte * _mesh(k, fabric)
     wire = bytes_total * (n - k) / n * fabric.nic_ep_seconds_per_byte * share
     return _cost("deep_ep", "low_latency", fabric.ep_base_s, max(intra, wire))
+
+
+def _between(protocol: Protocol, wire: float, moved: float, m: int, fabric: Fabric) -> float:
+    """Seconds between nodes: the wire's with what the protocol adds to it, and LL's own rate where that is less."""
+    seconds = wire * ON_THE_WIRE[protocol.name]
+    if m == 1 or protocol.name != "ll":
+        return seconds
+    return max(seconds, moved * fabric.ll_seconds_per_byte[m > 2])
 
 
 def _crossings(m: int) -> float:
