@@ -395,9 +395,10 @@ class _Ranks:
     def _buckets(self, pieces: list[Piece]) -> list[int]:
         """Flat gradient buckets of DistributedDataParallel."""
         layout = self.layout
-        if self.forward_only or not self.keep.buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
+        there = self.keep.buckets and layout.zero_stage < (2 if self.keep.autograd_keeps else 1)
+        if self.forward_only or not there or layout.dp * layout.plan.cp == 1:
             return []
-        size = (self.width if layout.habits.pure_precision else 2) * sum(sum(piece.learning) for piece in pieces)
+        size = (self.width if fresh_gradients(layout) else 2) * sum(sum(piece.learning) for piece in pieces)
         return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
 
     def _updated(self, pieces: list[Piece]) -> list[int]:

@@ -65,6 +65,9 @@ TASK = re.compile(r"_(?:pretrain|sft|peft|finetune)_")  # in a recipe's name, be
 SHAPE = re.compile(
     r"num_layers$|mamba_|hybrid_|is_hybrid|mtp_|keep_mtp|activation_func|kv_channels|use_fused_weighted|spec$"
 )
+MOCK_IMAGES, MOCK_SIZE = "MockVLMSFTDatasetConfig", (256, 256)
+IN_A_PIXEL = 6  # numbers that Qwen's towers read of one: three colours, in a clip of two frames
+FREEZES = ("freeze_language_model", "freeze_vision_model")
 BATCHES = ("global_batch_size", "micro_batch_size")
 PARTS = ("model", "train", "dataset", "ddp", "optimizer", "mixed_precision", "comm_overlap", "peft")
 IDLE = re.compile("|".join(NO_EFFECT["recipes"]))
@@ -217,6 +220,7 @@ def _megatron(configuration: CallResult, n_gpus: int, where: str, recipe: str) -
             settings["cpu_offloading_num_layers"] = min(layers, len(model.layers))
         settings["num_layers"] = len(model.layers)
         settings |= {"num_experts": _experts(model)} if _experts(model) else {}
+    frozen = [settings.pop(word, None) is True for word in FREEZES]
     lengths = (settings_of(parts.get(word)).get("seq_length") for word in ("model", "dataset"))
     stated = [length for length in lengths if length is not None]
     settings["seq_length"] = next((length for length in stated if isinstance(length, int)), next(iter(stated), None))
@@ -225,6 +229,8 @@ def _megatron(configuration: CallResult, n_gpus: int, where: str, recipe: str) -
     native = megatron_reading.read(megatron_log.options_of(arguments), n_gpus, where)
     unknown += [word for word in (*native.unknown, *odd) if not IDLE.match(word.lstrip("-").replace("-", "_"))]
     fields = dict(native.fields) | _lora(parts.get("peft"), unknown)
+    if model is not None:
+        fields |= _images(parts.get("dataset"), model, frozen, unknown)
     if "trainer" not in configuration.values and settings.get("moe_grouped_gemm") is None:
         # Megatron-Bridge's providers of mixtures ask for it themselves
         fields.pop("experts_impl", None)
@@ -366,6 +372,25 @@ def _lora(part: object, unknown: list[str]) -> dict[str, object]:
     elif targets is not None:
         unknown.append(f"adapters of {word_of(targets)}")
     return fields
+
+
+def _images(part: object, model: Model, frozen: Sequence[bool], unknown: list[str]) -> dict[str, object]:
+    """Images of a sequence of Megatron-Bridge's made-up samples (`mock_vlm_sft.py`), and what learns nothing."""
+    kind, settings = kind_of(part), settings_of(part)
+    if model.vision is None or kind != MOCK_IMAGES:
+        return {}
+    images, size = settings.get("num_images", 1), settings.get("image_size", MOCK_SIZE)
+    sides = size if isinstance(size, list | tuple) and len(size) == 2 else []
+    if not isinstance(images, int) or not all(isinstance(side, int) for side in sides) or not sides:
+        unknown.append(f"images of {kind}")
+        return {}
+    encoder = model.vision.encoder
+    patch = encoder.more_weights // encoder.hidden_size // IN_A_PIXEL
+    fields: dict[str, object] = {"images": images, "image_patches": sides[0] * sides[1] // patch}
+    text, tower = frozen
+    if images and (text or tower):
+        fields["frozen"] = "both" if text and tower else "text" if text else "tower"
+    return fields if images else {}
 
 
 def _experts(model: Model) -> int:
