@@ -373,6 +373,29 @@ def test_graphs_of_some_parts_of_a_mixture_are_none_whatever_its_name(tmp_path: 
     assert small(tmp_path, lines + '["attn", "mlp"]', "me/my-model").fields["cuda_graphs"] is True
 
 
+IMAGES = "cfg.dataset = MockVLMSFTDatasetConfig(seq_length=4096, image_size=(512, 256), num_images=2)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "fields"),
+    [
+        (IMAGES, {"images": 2, "image_patches": 512}),
+        ("cfg.dataset = MockVLMSFTDatasetConfig(seq_length=4096)", {"images": 1, "image_patches": 256}),
+        (f"{IMAGES}\ncfg.model.freeze_vision_model = True", {"images": 2, "image_patches": 512, "frozen": "tower"}),
+        (f"{IMAGES}\ncfg.model.freeze_language_model = True", {"images": 2, "image_patches": 512, "frozen": "text"}),
+        ("cfg.dataset = OtherDatasetConfig(seq_length=4096, num_images=2)", {}),
+    ],
+)
+def test_images_of_made_up_samples_go_through_the_tower(tmp_path: Path, lines: str, fields: dict[str, object]) -> None:
+    native = small(tmp_path, lines, "Qwen/Qwen3.5-35B-A3B")
+    assert {name: native.fields[name] for name in native.fields if name in ("images", "image_patches", "frozen")} == fields
+
+
+def test_images_without_sizes_are_named(tmp_path: Path) -> None:
+    native = small(tmp_path, "cfg.dataset = MockVLMSFTDatasetConfig(image_size=sizes_of(1))", "Qwen/Qwen3.5-35B-A3B")
+    assert "images of MockVLMSFTDatasetConfig" in native.unknown
+
+
 def test_micro_batches_of_a_group_by_megatron_cores_own_name(tmp_path: Path) -> None:
     lines = "pipeline_model_parallel_size = 4\nvirtual_pipeline_model_parallel_size = 2"
     lines += "\nmicrobatch_group_size_per_vp_stage = 6"
