@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -145,9 +146,8 @@ def test_a_masked_dispatch_multiplies_all_tokens_with_all_places() -> None:
 
 def test_what_comes_back_from_experts_is_kept_where_it_is_weighed_at_home() -> None:
     for release, framework, kept in ((None, "megatron", 0.0), ("nemo-25.04", "megatron", 1.0), (None, "fsdp", 1.0)):
-        plan = Plan(
-            global_batch=8, seq_len=4096, ep=8, zero_stage=1, dispatcher="alltoall", release=release, framework=framework
-        )
+        batch: dict[str, Any] = {"global_batch": 8, "seq_len": 4096, "ep": 8, "zero_stage": 1, "dispatcher": "alltoall"}
+        plan = Plan(**batch, release=release, framework=framework)
         shard = shard_of(resolve(MIXTRAL, parse_cluster("h100-sxm:8"), plan))
         operations = {op.name: op for op in layer_operations(MIXTRAL.layers[-1], MIXTRAL, shard)}
         assert operations["unpermute"].saved_bytes == kept * 4096 * 2 * 4096 * 2, release

@@ -290,7 +290,7 @@ def fresh_gradients(layout: Layout) -> bool:
 
 
 def _by_autograd(layout: Layout) -> bool:
-    """Whether parameters that nobody shards have the gradients that autograd gives them, until the optimizer has run."""
+    """Whether unsharded parameters have the gradients that autograd gives them, until the optimizer has run."""
     return keeping(layout.plan.framework).autograd_keeps and layout.zero_stage < 2
 
 

@@ -388,7 +388,9 @@ IMAGES = "cfg.dataset = MockVLMSFTDatasetConfig(seq_length=4096, image_size=(512
 )
 def test_images_of_made_up_samples_go_through_the_tower(tmp_path: Path, lines: str, fields: dict[str, object]) -> None:
     native = small(tmp_path, lines, "Qwen/Qwen3.5-35B-A3B")
-    assert {name: native.fields[name] for name in native.fields if name in ("images", "image_patches", "frozen")} == fields
+    assert {
+        name: native.fields[name] for name in native.fields if name in ("images", "image_patches", "frozen")
+    } == fields
 
 
 def test_images_without_sizes_are_named(tmp_path: Path) -> None:
