@@ -228,8 +228,8 @@ def _piece(
         units = _units(layout, shard, memory_blocks, keep, tapes, ends if root else [])
         later = None
         if _by_autograd(layout):  # gradients are there, and others are added to them one by one
-            added, again = replace(keep, weight_gradients=False, stand_in=True), dict[tuple[object, ...], Tape]()
-            later = _units(layout, shard, memory_blocks, added, again, [])
+            added = replace(keep, weight_gradients=False, stand_in=True)
+            later = _units(layout, shard, memory_blocks, added, {}, [])
         passes = string_together(units, received, how, later)
     else:
         units, later = (_plain_units(layout, shard, memory_blocks, keep, tapes, later=which) for which in (False, True))
