@@ -367,6 +367,15 @@ def test_formats_of_a_part_are_named(tmp_path: Path, lines: str, word: str) -> N
     assert small(tmp_path, made + lines.replace("True", "False").replace("= 4", "= 0")).unknown == ()
 
 
+@pytest.mark.parametrize(
+    "made", ["nemotron_3_super_bf16_with_nvfp4_mixed()", '"nemotron-3-super-bf16-with-nvfp4-mixed"']
+)
+def test_layers_that_a_named_format_keeps_in_bf16_are_named(tmp_path: Path, made: str) -> None:
+    assert small(tmp_path, f"cfg.mixed_precision = {made}").unknown == ("num_layers_at_end_in_bf16 14",)
+    off = "\ncfg.mixed_precision.first_last_layers_bf16 = False"
+    assert not made.endswith("()") or small(tmp_path, f"cfg.mixed_precision = {made}{off}").unknown == ()
+
+
 def test_graphs_of_some_parts_of_a_mixture_are_none_whatever_its_name(tmp_path: Path) -> None:
     lines = 'cfg.model.cuda_graph_impl = "transformer_engine"\ncfg.model.cuda_graph_scope = '
     assert small(tmp_path, lines + '["attn", "moe_router"]', "me/my-mixture").fields["cuda_graphs"] is False

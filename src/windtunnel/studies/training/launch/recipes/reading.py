@@ -58,6 +58,11 @@ FP8 = {  # word of a precision's name -> (recipe of fp8, whether parameters stay
 PRECISION = re.compile(r"bf16|fp16|fp8|fp4|fp32")  # in a function's name, such as `bf16_with_mxfp8_mixed`
 ATTENTION_FORMATS = ("fp8_dot_product_attention", "fp8_multi_head_attention")
 ENDS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+KEPT_IN_BF16 = {  # name of a precision -> layers at start and end that it keeps in bf16 (`mixed_precision.py`)
+    "bf16_with_fp8_current_scaling_mixed": (1, 1), "fp16_with_fp8_current_scaling_mixed": (1, 1),
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": (2, 2), "nanov2_bf16_with_fp8_current_scaling_mixed": (2, 2),
+    "nemotron_3_super_bf16_with_nvfp4_mixed": (0, 14),
+}  # fmt: skip
 LORA_DIM = 32  # `LoRA.dim` of both
 LORA_TARGETS = {"linear_qkv": "q,k,v", "linear_proj": "o", "linear_fc1": "gate,up", "linear_fc2": "down"}
 LAYOUT, LETTERS = "pipeline_model_parallel_layout", {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -295,7 +300,10 @@ def _precision(part: object) -> dict[str, object]:
 
 def _unlike_formats(part: object, settings: Mapping[str, object]) -> list[str]:
     """Parts of the model, and of its master weights, that have other formats than the rest."""
-    own, masters = settings_of(part), word_of(settings.get("main_params_dtype", "float32")).rpartition(".")[2]
+    kept = KEPT_IN_BF16.get(_precision_name(part).replace("-", "_"), ())
+    named: dict[str, object] = {"first_last_layers_bf16": True} if kept else {}
+    own = named | dict(zip(ENDS_IN_BF16, kept, strict=False)) | settings_of(part)
+    masters = word_of(settings.get("main_params_dtype", "float32")).rpartition(".")[2]
     words = [word for word in ATTENTION_FORMATS if own.get(word) is True]
     if own.get("first_last_layers_bf16") is True:
         ends = [f"{word} {own[word]}" for word in ENDS_IN_BF16 if own.get(word) not in (None, 0)]
