@@ -134,7 +134,7 @@ def test_a_recipe_that_changes_another_one(bridge: Path) -> None:
     native = read_native(f"{bridge}:llama3_70b_fp8_config", 64)
     wanted = {"precision": "fp8-current", "gradient_dtype": "bf16", "recompute": "full:3", "tp": 4}
     assert {name: native.fields[name] for name in wanted} == wanted
-    assert native.unknown == ("--some-new-switch",)
+    assert native.unknown == ("num_layers_at_start_in_bf16 1", "num_layers_at_end_in_bf16 1", "--some-new-switch")
 
 
 def test_which_recipe_is_asked_where_a_file_has_several(bridge: Path) -> None:
