@@ -303,7 +303,7 @@ def _unlike_formats(part: object, settings: Mapping[str, object]) -> list[str]:
     kept = KEPT_IN_BF16.get(_precision_name(part).replace("-", "_"), ())
     named: dict[str, object] = {"first_last_layers_bf16": True} if kept else {}
     named.update(zip(ENDS_IN_BF16, kept, strict=False))
-    own = named | settings_of(part)
+    own: Mapping[str, object] = {**named, **settings_of(part)}
     masters = word_of(settings.get("main_params_dtype", "float32")).rpartition(".")[2]
     words = [word for word in ATTENTION_FORMATS if own.get(word) is True]
     if own.get("first_last_layers_bf16") is True:
