@@ -139,9 +139,9 @@ class Layout:
     def casts_weights(self) -> bool:
         """Whether passes quantise the weights that they read; elsewhere copies are made once in a step.
 
-        They do so where they gather them, and where PyTorch runs them: nobody tells it that they are still the same.
+        They do so where they gather them, and in PyTorch's loops: nobody tells them that weights are still the same.
         """
-        anew = self.habits.parameter_dtype == "fp32" and self.plan.precision in PEAK_DTYPE
+        anew = self.plan.framework == "fsdp" and self.plan.precision in PEAK_DTYPE
         return (self._gathers_low or anew) and not self.holds_low_precision
 
     @property
