@@ -84,7 +84,7 @@ def _learning_bytes(layout: Layout, dense: float, expert: float, adapters: float
         master = wide and plan.master_dtype == "fp32"
         working = (4.0 if master else 2.0) * (own if stage >= 3 else count)
         if master and stage == 2 and plan.precision in ("bf16", "fp16"):
-            working = 4.0 * own + 2.0 * count  # shards in fp32, and what was gathered stays; below 16 bits copies do, too
+            working = 4.0 * own + 2.0 * count  # what was gathered stays; below 16 bits so do copies
         if plan.precision in CAST_BYTES and not wide:
             # Quantised copies are kept between micro-batches, and are all there is where parameters are gathered so.
             copies = low_precision_bytes(layout) * (own if stage >= 3 else count)
