@@ -119,8 +119,8 @@ class Software:
     # Whether expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP); None: as the
     # framework does.
     deduplicates: bool | None = None
-    # Whether scores are multiplied in behind experts' activation also where dispatch sends a token for each choice.
-    weighs_in_experts: bool = False
+    # Whether Megatron-Core multiplies scores in behind experts' activation also where dispatch sends each choice.
+    weighs_in_experts: bool = True
     experts_impl: Literal["", "grouped", "streams", "sequential"] = ""  # how experts are launched; "": as the framework
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute

@@ -137,8 +137,12 @@ class Layout:
 
     @property
     def casts_weights(self) -> bool:
-        """Whether passes quantise the weights that they gather; elsewhere copies are made once in a step."""
-        return self._gathers_low and not self.holds_low_precision
+        """Whether passes quantise the weights that they read; elsewhere copies are made once in a step.
+
+        They do so where they gather them, and in PyTorch's loops: nobody tells them that weights are still the same.
+        """
+        anew = self.plan.framework == "fsdp" and self.plan.precision in PEAK_DTYPE
+        return (self._gathers_low or anew) and not self.holds_low_precision
 
     @property
     def predicts_ahead(self) -> int:

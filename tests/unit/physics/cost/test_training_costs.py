@@ -92,7 +92,7 @@ def test_release_that_is_not_stated_or_not_known_or_newer_than_all_is_the_curren
 
 
 def test_release_that_was_not_fitted_is_taken_as_the_next_one_that_was() -> None:
-    habits = {"overlap_p2p", "overlap_gradients", "deduplicates", "fused_mla", "fp8_gather"}
+    habits = {"overlap_p2p", "overlap_gradients", "deduplicates", "fused_mla", "fp8_gather", "weighs_in_experts"}
     old = Software(**dict.fromkeys(habits, False), gradient_dtype="fp32", loss="eager")
     assert software("megatron-21.04") == software("megatron-22.05") == old
     assert software("mlperf-v2.1") == software("mlperf-v4.0") != software("mlperf-v4.1")

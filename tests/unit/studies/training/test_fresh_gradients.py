@@ -47,9 +47,36 @@ def test_the_first_backward_makes_all_of_a_ranks_gradients(framework: str, stage
 
 
 def test_buffers_that_stay_are_not_made_anew() -> None:
-    for plan in ({"framework": "megatron", "zero_stage": 3}, {"framework": "nanotron"}, {"zero_stage": 1}):
+    for plan in (
+        {"framework": "megatron", "zero_stage": 3},
+        {"framework": "nanotron"},
+        {"framework": "deepspeed", "zero_stage": 1},
+    ):
         assert not fresh_gradients(layout_of(**plan)), plan
         assert backward(**plan).learns == 0
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "fsdp"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_gradients_that_nobody_shards_are_autograds(framework: str, stage: int) -> None:
+    """All of them after the first micro-batch, in 16 bits here; later ones are added to them one by one."""
+    layout = layout_of(framework=framework, zero_stage=stage)
+    assert fresh_gradients(layout)
+    piece = pieces_of(layout)[0]
+    first, later = (piece.passes.load(Kind.BACKWARD, later=which) for which in (False, True))
+    assert first.learns == pytest.approx(2.0 * piece.dense_parameters, rel=0.01)  # but for the norms
+    assert later.learns == 0
+    assert first.adds == later.adds == -piece.passes.saved_bytes
+    largest = 2.0 * max(op.weight_elements for block in piece.blocks for op in block.operations)
+    assert later.most <= piece.passes.load(Kind.FORWARD).most + largest
+
+
+def test_one_gpu_holds_one_gradient_of_each_parameter_and_replicas_a_bucket_beside_it() -> None:
+    plan = {"framework": "fsdp", "master_dtype": "bf16", "optimizer_dtype": "bf16", "zero_stage": 0, "seq_len": 256}
+    alone, both = (predict(model(), f"h100-sxm:{n}", {"global_batch": n, **plan}).memory[0].categories for n in (1, 2))
+    parameters = model().parameters
+    assert alone["gradients"] == pytest.approx(2.0 * parameters, rel=0.01)
+    assert both["gradients"] == pytest.approx(4.0 * parameters, rel=0.05)  # in buckets of 25 MiB
 
 
 def test_one_micro_batch_peaks_without_gradients_and_several_with_all() -> None:

@@ -12,6 +12,8 @@ from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.graph.allocator import replay_allocator
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import Model, load_model, transformer
+from windtunnel.physics.model.layers.layer import layer_operations
+from windtunnel.physics.model.operations import Operation, Shard
 from windtunnel.physics.step.result import StageMemory
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.layout import Layout, resolve
@@ -49,6 +51,10 @@ def memory(model: Model, cluster: str = "h100-sxm:8", **plan: Any) -> tuple[Stag
 def dense(**changes: Any) -> Model:
     shape = {"hidden": 2048, "layers": 8, "heads": 16, "vocab": 32768, "ffn": 8192, "family": "llama"} | changes
     return transformer(**shape)
+
+
+def layer_of(model: Model, **shard: Any) -> tuple[Operation, ...]:
+    return layer_operations(model.layers[0], model, Shard(batch=1, seq_len=4096, **shard))
 
 
 def experts(ffn: int = 2048) -> Model:
@@ -234,6 +240,33 @@ def test_hopper_keeps_a_transposed_fp8_copy_and_blackwell_does_not() -> None:
     assert held("h100-sxm:8") == 2e9
     assert held("b200:8") == 1e9
     assert held("h100-sxm:8", fp8_parameters=False) == 4e9
+
+
+def test_what_fsdp_gathered_stays_in_16_bits_where_gradients_are_sharded() -> None:
+    own = 1000.0 / 8
+    for stage, parameters in ((0, 4000.0), (1, 4000.0), (2, 4 * own + 2000.0), (3, 4 * own)):
+        assert state_bytes(layout_of(dense(), framework="fsdp", zero_stage=stage), 1000.0, 0.0).parameters == parameters
+    wide = layout_of(dense(), framework="fsdp", zero_stage=2, precision="fp32")
+    assert state_bytes(wide, 1000.0, 0.0).parameters == 4000.0
+
+
+def test_pytorch_makes_fp8_copies_in_each_pass_and_keeps_none_between_them() -> None:
+    plan = {"framework": "fsdp", "zero_stage": 0, "master_dtype": "bf16"}
+    whole = [state_bytes(layout_of(dense(), precision=p, **plan), 1000.0, 0.0) for p in ("bf16", "fp8")]
+    assert whole[0] == whole[1]
+    kept = [
+        sum(size for _, size in pieces_of(layout_of(dense(), precision="fp8", **{**plan, **more}))[0].passes.forward)
+        for more in ({}, {"fp8_parameters": True})
+    ]
+    weights = sum(op.weight_elements for op in layer_of(dense(), precision="fp8") if op.low_precision)
+    assert kept[0] - kept[1] == pytest.approx(8 * weights, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["eager", "compiled"])
+def test_megatrons_own_cross_entropy_is_in_place_in_fp32(loss: str) -> None:
+    own, kernel = (layout_of(dense(), release="megatron-26.08", loss=code) for code in (loss, None))
+    kept, kernels = (pieces_of(layout)[0].passes.saved_bytes for layout in (own, kernel))
+    assert kept - kernels == 2 * 4096 * 32768  # four bytes a logit for two
 
 
 def test_parameters_are_not_kept_in_four_bits() -> None:

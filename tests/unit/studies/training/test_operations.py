@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.physics.model.families import transformer
 from windtunnel.physics.model.layers.layer import embedding_operations, head_operations, layer_operations
 from windtunnel.physics.model.operations import Operation, Shard
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.lowering.model_chunks import shard_of
+from windtunnel.studies.training.plan import Plan
 
 LLAMA = load_model("llama-3-8b")
 MIXTRAL = load_model("mixtral-8x7b")
@@ -137,6 +142,27 @@ def test_a_masked_dispatch_multiplies_all_tokens_with_all_places() -> None:
     assert list(found) == list(plain)
     for name in set(found) - {"router", "permute", "unpermute"}:
         assert found[name] == plain[name]
+
+
+def test_what_comes_back_from_experts_is_kept_where_it_is_weighed_at_home() -> None:
+    for release, framework, kept in ((None, "megatron", 0.0), ("nemo-25.04", "megatron", 1.0), (None, "fsdp", 1.0)):
+        batch: dict[str, Any] = {"global_batch": 8, "seq_len": 4096, "ep": 8, "zero_stage": 1, "dispatcher": "alltoall"}
+        plan = Plan(**batch, release=release, framework=framework)
+        shard = shard_of(resolve(MIXTRAL, parse_cluster("h100-sxm:8"), plan))
+        operations = {op.name: op for op in layer_operations(MIXTRAL.layers[-1], MIXTRAL, shard)}
+        assert operations["unpermute"].saved_bytes == kept * 4096 * 2 * 4096 * 2, release
+
+
+def test_scans_keep_what_their_kernels_save() -> None:
+    """Elements of a token: the projection and twice the values; and of the delta rule what its own kernels read."""
+    for name, layer, kept in (
+        ("nemotron-h-56b", 0, 2 * 16384 + 2 * 8 * 256 + 256 + 2 * 16384),
+        # Projection, queries and keys of 16 heads, both again for 32, values before and behind, 64 numbers a head.
+        ("qwen3.5-35b-a3b", 0, 2 * 2048 + 2 * 4096 + 64 + 2 * 2048 + 2 * 4096 + 2 * 4096 + 64 * 32),
+    ):
+        model = load_model(name)
+        scan = next(op for op in ops(model, layer).values() if op.kind == "scan")
+        assert scan.saved_bytes == 4096 * 2 * kept, name
 
 
 def test_biased_experts_without_a_gate_have_a_plain_activation() -> None:

@@ -152,7 +152,7 @@ def _recurrent(mixer: Recurrent, model: Model, shard: Shard) -> list[Operation]:
     """A mixer with a fixed state: one projection in, convolution and scan over chunks, one projection out.
 
     Heads are divided over tensor-parallel ranks; context-parallel ones hand states on, or have all tokens of some heads
-    each (`exchanges_heads`). Kept: what the scan reads and gives, and a state per chunk in fp32.
+    each (`exchanges_heads`).
     """
     t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
     width, value = mixer.in_width / shard.tp, mixer.heads * mixer.value_head_dim / shard.tp
@@ -170,7 +170,7 @@ def _recurrent(mixer: Recurrent, model: Model, shard: Shard) -> list[Operation]:
         flops=t * mixer.scan_flops(mixer.chunk) / shard.tp,
         forward_bytes=2.0 * read + t * value * w + 2.0 * chunks * state,
         backward_bytes=4.0 * read + 2.0 * t * value * w + 4.0 * chunks * state,
-        saved_bytes=read + t * value * w + chunks * state,
+        saved_bytes=_kept_of_scan(mixer, shard, read, chunks * state),
         output_bytes=t * value * w,
         kernels=1 if mixer.form == "conv" else 6,
         variant=mixer.form,
@@ -182,6 +182,26 @@ def _recurrent(mixer: Recurrent, model: Model, shard: Shard) -> list[Operation]:
         ops.append(transferred("ranks_to_heads", Transfer("all_to_all", "cp", t * value * w)))
     projection = linear("qkv", "attention", t, width + rest, h, shard, side="column")
     return [projection, *ops, linear("out", "attention", t, h, value, shard, side="row")]
+
+
+def _kept_of_scan(mixer: Recurrent, shard: Shard, read: float, states: float) -> float:
+    """Bytes that stay for the backward pass of a scan that reads `read` and makes `states`.
+
+    By what the kernels save. Mamba-2 (`mamba_ssm`, `ssd_combined.py`): the projection, and what is scanned before and
+    behind the gate; convolution and states are made again. Gated DeltaNet (flash-linear-attention 0.6,
+    `gated_delta_rule/chunk.py`): the projection, which the convolution reads; queries and keys as the norm gives them,
+    and repeated where values have more heads; values; the inverse of each chunk's matrix; what the rule gives.
+    Lightning: no state. Others: what the scan reads and gives, and a state per chunk in fp32.
+    """
+    t, w = shard.tokens, shard.activation_bytes
+    width, value = mixer.in_width / shard.tp, mixer.heads * mixer.value_head_dim / shard.tp
+    if mixer.form == "mamba2":
+        return t * (width + 2.0 * value) * w
+    if mixer.form == "gdn":
+        keys, wide = mixer.conv_channels / shard.tp - value, 2.0 * mixer.heads * mixer.head_dim / shard.tp
+        repeated = wide if keys < wide else 0.0
+        return t * (width + keys + repeated + 2.0 * value + mixer.chunk * mixer.heads / shard.tp) * w
+    return read + t * value * w + (0.0 if mixer.form == "lightning" else states)
 
 
 def _beside_scan(mixer: Recurrent, shard: Shard, exchanged: float) -> list[Operation]:

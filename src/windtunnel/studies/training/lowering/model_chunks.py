@@ -82,7 +82,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_norms=_fused_norms(layout),
         gathers_heads=release.gathers_heads and plan.tp > 1,
         deduplicates=layout.deduplicates,
-        weighs_in_experts=release.weighs_in_experts,
+        weighs_in_experts=release.weighs_in_experts and plan.framework == "megatron",
         hybrid_dispatch=layout.hybrid_dispatch,
         routes_whole=layout.habits.routes_whole,
         weighs_in_fp32=layout.habits.weighs_in_fp32,
@@ -214,7 +214,8 @@ def _piece(
     if software(plan.release).adapter_reads:
         keep = replace(keep, adapter_outputs=True)
     if plan.loss:
-        keep = replace(keep, loss=memory_document()["losses"][plan.loss])
+        losses = memory_document()["losses"]
+        keep = replace(keep, loss=losses.get(f"{plan.framework}-{plan.loss}", losses[plan.loss]))
     ends = [number for number, block in enumerate(blocks) if block.is_end]
     root = 0.0
     if keep.root_gathered and layout.gathers_in_passes:
@@ -224,7 +225,12 @@ def _piece(
     received = 0 if first else int(stream)
     how = _stringing(layout, keep, first)
     if shard.fused_projections:
-        passes = string_together(_units(layout, shard, memory_blocks, keep, tapes, ends if root else []), received, how)
+        units = _units(layout, shard, memory_blocks, keep, tapes, ends if root else [])
+        later = None
+        if _by_autograd(layout):  # gradients are there, and others are added to them one by one
+            added = replace(keep, weight_gradients=False, stand_in=True)
+            later = _units(layout, shard, memory_blocks, added, {}, [])
+        passes = string_together(units, received, how, later)
     else:
         units, later = (_plain_units(layout, shard, memory_blocks, keep, tapes, later=which) for which in (False, True))
         passes = string_together(units, received, how, later)
@@ -279,12 +285,17 @@ def _table_parts(layout: Layout) -> int:
 
 def fresh_gradients(layout: Layout) -> bool:
     """Whether gradients are made anew in every step, and not kept in buffers of their own."""
-    block_by_block = keeping(layout.plan.framework).weight_gradients and layout.reduces_in_passes
-    return layout.habits.pure_precision or block_by_block
+    keep = keeping(layout.plan.framework)
+    return layout.habits.pure_precision or (keep.weight_gradients and layout.reduces_in_passes) or _by_autograd(layout)
+
+
+def _by_autograd(layout: Layout) -> bool:
+    """Whether unsharded parameters have the gradients that autograd gives them, until the optimizer has run."""
+    return keeping(layout.plan.framework).autograd_keeps and layout.zero_stage < 2
 
 
 def _stringing(layout: Layout, keep: Keeping, first: bool) -> Stringing:
-    stage, whole = layout.zero_stage, layout.habits.pure_precision
+    stage, whole = layout.zero_stage, layout.habits.pure_precision or _by_autograd(layout)
     split: Literal["", "linears", "graph", "late"] = ""
     if layout.plan.pp > 1 and TRAITS[layout.schedule].splits_backward:
         # The first stage of torch.distributed.pipelining does everything in the second half.
@@ -322,6 +333,7 @@ def _units(
     keep = replace(keep, quantised_weights=layout.casts_weights and not keep.fsdp2)
     bare = replace(keep, gathered_inputs=False)
     share = gathered_share(layout, keep) if keep.gathered_inputs else 0.0
+    made = keep.weight_gradients or keep.autograd_keeps
     stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes * streams_of(layout.model)
     width = _gathered_width(layout, shard)
     units = []
@@ -337,7 +349,7 @@ def _units(
             tapes[key] = write(
                 block.operations, 0.0 if table else stream, keep if whole else bare, parts=plan.recompute_parts,
                 recompute=block.recompute, offload=block.offload, precision=plan.precision, tp=plan.tp,
-                table_bytes=table if keep.weight_gradients and block.adapters is None else 0.0, compiled=shard.fused,
+                table_bytes=table if made and block.adapters is None else 0.0, compiled=shard.fused,
             )  # fmt: skip
         parameters = block.dense_parameters + block.expert_parameters
         gathered = parameters * width if layout.gathers_in_passes and number not in ends else 0.0

@@ -126,7 +126,11 @@ class BackwardTape:
         elif op.name == "embedding":
             gathered = w.new(op.before_backward.bytes_total) if op.before_backward is not None else -1
             if self.table >= 1:
-                w.gradients.append(w.new(self.table))
+                table = w.new(self.table)
+                if w.keep.weight_gradients:
+                    w.gradients.append(table)
+                else:  # added to what is there
+                    w.drop(table)
             w.drop(*([gathered] if gathered >= 0 else []), self.now)
             self.now = -1
         elif op.variant == "products":

@@ -80,9 +80,12 @@ def _learning_bytes(layout: Layout, dense: float, expert: float, adapters: float
                 total.optimizer + MOMENTS[plan.optimizer] * width * with_state,
             )
             continue
-        master = layout.habits.parameter_dtype == "fp32" and plan.master_dtype == "fp32"
-        working = (4.0 * (own if stage >= 3 else count)) if master else (2.0 * (own if stage >= 3 else count))
-        if plan.precision in CAST_BYTES and not master:
+        wide = layout.habits.parameter_dtype == "fp32"
+        master = wide and plan.master_dtype == "fp32"
+        working = (4.0 if master else 2.0) * (own if stage >= 3 else count)
+        if master and stage == 2 and plan.precision in ("bf16", "fp16"):
+            working = 4.0 * own + 2.0 * count  # what was gathered stays; below 16 bits so do copies
+        if plan.precision in CAST_BYTES and not wide:
             # Quantised copies are kept between micro-batches, and are all there is where parameters are gathered so.
             copies = low_precision_bytes(layout) * (own if stage >= 3 else count)
             working = copies if layout.holds_low_precision else working + (copies if stage < 3 else 0.0)

@@ -363,7 +363,6 @@ class _Ranks:
         made_later = state.optimizer * share / moments
         units = [sum(_weights([piece])) for piece in pieces] if stage == 3 else weights
         first = [int(state.parameters * unit / whole) for unit in units]
-        transient = self._updated(pieces)
         if layout.habits.pure_precision:
             share, made_later = 1.0, state.optimizer / moments
         first += [int(size) for piece in pieces for size in (piece.gathered_bytes, piece.unsharded_gradient_bytes)]
@@ -375,7 +374,7 @@ class _Ranks:
             optimizer=tuple(
                 size for weight in weights for _ in range(moments) if (size := int(made_later * weight / whole)) > 0
             ),
-            transient=tuple(size for size in transient if size > 0),
+            transient=tuple(size for size in self._updated(pieces) if size > 0),
         )
 
     def _pools(self, pieces: list[Piece]) -> list[int]:
@@ -395,9 +394,10 @@ class _Ranks:
     def _buckets(self, pieces: list[Piece]) -> list[int]:
         """Flat gradient buckets of DistributedDataParallel."""
         layout = self.layout
-        if self.forward_only or not self.keep.buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
+        there = self.keep.buckets and layout.zero_stage <= self.keep.autograd_keeps
+        if self.forward_only or not there or layout.dp * layout.plan.cp == 1:
             return []
-        size = (self.width if layout.habits.pure_precision else 2) * sum(sum(piece.learning) for piece in pieces)
+        size = (self.width if fresh_gradients(layout) else 2) * sum(sum(piece.learning) for piece in pieces)
         return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
 
     def _updated(self, pieces: list[Piece]) -> list[int]:

@@ -40,6 +40,7 @@ class Keeping:
     loss: Mapping[str, Any]
     foreach_releases: tuple[str, ...] = ()
     adapter_outputs: bool = False  # eagerly, what an adapter makes is scaled and added by kernels of their own
+    autograd_keeps: bool = False
     quantised_weights: bool = False  # copies that the forward pass made of weights that it gathered
 
     @property

@@ -38,7 +38,7 @@ def llama3_70b_pretrain_32gpu_h100_fp8cs_config():
 COMMON = """
 def _perf_precision(dtype):
     if dtype == "fp8_cs":
-        return bf16_with_fp8_current_scaling_mixed(grad_reduce_in_fp32=False)
+        return bf16_with_fp8_current_scaling_mixed(grad_reduce_in_fp32=False, first_last_layers_bf16=False)
     return bf16_mixed()
 """
 

@@ -134,7 +134,7 @@ def test_a_recipe_that_changes_another_one(bridge: Path) -> None:
     native = read_native(f"{bridge}:llama3_70b_fp8_config", 64)
     wanted = {"precision": "fp8-current", "gradient_dtype": "bf16", "recompute": "full:3", "tp": 4}
     assert {name: native.fields[name] for name in wanted} == wanted
-    assert native.unknown == ("--some-new-switch",)
+    assert native.unknown == ("num_layers_at_start_in_bf16 1", "num_layers_at_end_in_bf16 1", "--some-new-switch")
 
 
 def test_which_recipe_is_asked_where_a_file_has_several(bridge: Path) -> None:
@@ -367,10 +367,44 @@ def test_formats_of_a_part_are_named(tmp_path: Path, lines: str, word: str) -> N
     assert small(tmp_path, made + lines.replace("True", "False").replace("= 4", "= 0")).unknown == ()
 
 
+@pytest.mark.parametrize(
+    "made", ["nemotron_3_super_bf16_with_nvfp4_mixed()", '"nemotron-3-super-bf16-with-nvfp4-mixed"']
+)
+def test_layers_that_a_named_format_keeps_in_bf16_are_named(tmp_path: Path, made: str) -> None:
+    assert small(tmp_path, f"cfg.mixed_precision = {made}").unknown == ("num_layers_at_end_in_bf16 14",)
+    off = "\ncfg.mixed_precision.first_last_layers_bf16 = False"
+    assert not made.endswith("()") or small(tmp_path, f"cfg.mixed_precision = {made}{off}").unknown == ()
+
+
 def test_graphs_of_some_parts_of_a_mixture_are_none_whatever_its_name(tmp_path: Path) -> None:
     lines = 'cfg.model.cuda_graph_impl = "transformer_engine"\ncfg.model.cuda_graph_scope = '
     assert small(tmp_path, lines + '["attn", "moe_router"]', "me/my-mixture").fields["cuda_graphs"] is False
     assert small(tmp_path, lines + '["attn", "mlp"]', "me/my-model").fields["cuda_graphs"] is True
+
+
+IMAGES = "cfg.dataset = MockVLMSFTDatasetConfig(seq_length=4096, image_size=(512, 256), num_images=2)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "fields"),
+    [
+        (IMAGES, {"images": 2, "image_patches": 512}),
+        ("cfg.dataset = MockVLMSFTDatasetConfig(seq_length=4096)", {"images": 1, "image_patches": 256}),
+        (f"{IMAGES}\ncfg.model.freeze_vision_model = True", {"images": 2, "image_patches": 512, "frozen": "tower"}),
+        (f"{IMAGES}\ncfg.model.freeze_language_model = True", {"images": 2, "image_patches": 512, "frozen": "text"}),
+        ("cfg.dataset = OtherDatasetConfig(seq_length=4096, num_images=2)", {}),
+    ],
+)
+def test_images_of_made_up_samples_go_through_the_tower(tmp_path: Path, lines: str, fields: dict[str, object]) -> None:
+    native = small(tmp_path, lines, "Qwen/Qwen3.5-35B-A3B")
+    assert {
+        name: native.fields[name] for name in native.fields if name in ("images", "image_patches", "frozen")
+    } == fields
+
+
+def test_images_without_sizes_are_named(tmp_path: Path) -> None:
+    native = small(tmp_path, "cfg.dataset = MockVLMSFTDatasetConfig(image_size=sizes_of(1))", "Qwen/Qwen3.5-35B-A3B")
+    assert "images of MockVLMSFTDatasetConfig" in native.unknown
 
 
 def test_micro_batches_of_a_group_by_megatron_cores_own_name(tmp_path: Path) -> None:

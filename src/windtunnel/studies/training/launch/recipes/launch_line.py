@@ -68,6 +68,7 @@ PRECISIONS = {
     "fp8_mx": "bf16_with_mxfp8_mixed", "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }  # fmt: skip
+AS_BENCHMARKED = {"grad_reduce_in_fp32": False, "first_last_layers_bf16": False}  # `_perf_precision`
 IDLE = re.compile(  # settings of the launcher, of profiles and of data: no step hangs on them
     r"--(domain|model-family|gpu$|gpus-per|num-gpus|nemo|detach|max-|dryrun|distributed|lr|min-lr|warmup|pretrained|save|"
     r"load|most-recent|data|c4|index|head-only|diffusion|tokenizer|vocab|hf|offline|account|partition|time|preempt|"
@@ -204,7 +205,7 @@ def _plain(name: str, precision: str, line: Arguments) -> CallResult:
             "train": CallResult("TrainingConfig"),
             "ddp": CallResult("DistributedDataParallelConfig", values=dict(sharded)),
             "optimizer": CallResult("OptimizerConfig", values=dict(sharded)),
-            "mixed_precision": CallResult(PRECISIONS[precision], values={"grad_reduce_in_fp32": False}),
+            "mixed_precision": CallResult(PRECISIONS[precision], values=dict(AS_BENCHMARKED)),
             "comm_overlap": CallResult("CommOverlapConfig", values={"tp_comm_overlap": tp > 1}),
         },
     )

@@ -58,6 +58,11 @@ FP8 = {  # word of a precision's name -> (recipe of fp8, whether parameters stay
 PRECISION = re.compile(r"bf16|fp16|fp8|fp4|fp32")  # in a function's name, such as `bf16_with_mxfp8_mixed`
 ATTENTION_FORMATS = ("fp8_dot_product_attention", "fp8_multi_head_attention")
 ENDS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+KEPT_IN_BF16 = {  # name of a precision -> layers at start and end that it keeps in bf16 (`mixed_precision.py`)
+    "bf16_with_fp8_current_scaling_mixed": (1, 1), "fp16_with_fp8_current_scaling_mixed": (1, 1),
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": (2, 2), "nanov2_bf16_with_fp8_current_scaling_mixed": (2, 2),
+    "nemotron_3_super_bf16_with_nvfp4_mixed": (0, 14),
+}  # fmt: skip
 LORA_DIM = 32  # `LoRA.dim` of both
 LORA_TARGETS = {"linear_qkv": "q,k,v", "linear_proj": "o", "linear_fc1": "gate,up", "linear_fc2": "down"}
 LAYOUT, LETTERS = "pipeline_model_parallel_layout", {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -65,6 +70,9 @@ TASK = re.compile(r"_(?:pretrain|sft|peft|finetune)_")  # in a recipe's name, be
 SHAPE = re.compile(
     r"num_layers$|mamba_|hybrid_|is_hybrid|mtp_|keep_mtp|activation_func|kv_channels|use_fused_weighted|spec$"
 )
+MOCK_IMAGES, MOCK_SIZE = "MockVLMSFTDatasetConfig", (256, 256)
+IN_A_PIXEL = 6  # numbers that Qwen's towers read of one: three colours, in a clip of two frames
+FREEZES = ("freeze_language_model", "freeze_vision_model")
 BATCHES = ("global_batch_size", "micro_batch_size")
 PARTS = ("model", "train", "dataset", "ddp", "optimizer", "mixed_precision", "comm_overlap", "peft")
 IDLE = re.compile("|".join(NO_EFFECT["recipes"]))
@@ -217,6 +225,7 @@ def _megatron(configuration: CallResult, n_gpus: int, where: str, recipe: str) -
             settings["cpu_offloading_num_layers"] = min(layers, len(model.layers))
         settings["num_layers"] = len(model.layers)
         settings |= {"num_experts": _experts(model)} if _experts(model) else {}
+    frozen = [settings.pop(word, None) is True for word in FREEZES]
     lengths = (settings_of(parts.get(word)).get("seq_length") for word in ("model", "dataset"))
     stated = [length for length in lengths if length is not None]
     settings["seq_length"] = next((length for length in stated if isinstance(length, int)), next(iter(stated), None))
@@ -225,6 +234,8 @@ def _megatron(configuration: CallResult, n_gpus: int, where: str, recipe: str) -
     native = megatron_reading.read(megatron_log.options_of(arguments), n_gpus, where)
     unknown += [word for word in (*native.unknown, *odd) if not IDLE.match(word.lstrip("-").replace("-", "_"))]
     fields = dict(native.fields) | _lora(parts.get("peft"), unknown)
+    if model is not None:
+        fields |= _images(parts.get("dataset"), model, frozen, unknown)
     if "trainer" not in configuration.values and settings.get("moe_grouped_gemm") is None:
         # Megatron-Bridge's providers of mixtures ask for it themselves
         fields.pop("experts_impl", None)
@@ -289,7 +300,11 @@ def _precision(part: object) -> dict[str, object]:
 
 def _unlike_formats(part: object, settings: Mapping[str, object]) -> list[str]:
     """Parts of the model, and of its master weights, that have other formats than the rest."""
-    own, masters = settings_of(part), word_of(settings.get("main_params_dtype", "float32")).rpartition(".")[2]
+    kept = KEPT_IN_BF16.get(_precision_name(part).replace("-", "_"), ())
+    named: dict[str, object] = {"first_last_layers_bf16": True} if kept else {}
+    named.update(zip(ENDS_IN_BF16, kept, strict=False))
+    own: Mapping[str, object] = {**named, **settings_of(part)}
+    masters = word_of(settings.get("main_params_dtype", "float32")).rpartition(".")[2]
     words = [word for word in ATTENTION_FORMATS if own.get(word) is True]
     if own.get("first_last_layers_bf16") is True:
         ends = [f"{word} {own[word]}" for word in ENDS_IN_BF16 if own.get(word) not in (None, 0)]
@@ -366,6 +381,25 @@ def _lora(part: object, unknown: list[str]) -> dict[str, object]:
     elif targets is not None:
         unknown.append(f"adapters of {word_of(targets)}")
     return fields
+
+
+def _images(part: object, model: Model, frozen: Sequence[bool], unknown: list[str]) -> dict[str, object]:
+    """Images of a sequence of Megatron-Bridge's made-up samples (`mock_vlm_sft.py`), and what learns nothing."""
+    kind, settings = kind_of(part), settings_of(part)
+    if model.vision is None or kind != MOCK_IMAGES:
+        return {}
+    images, size = settings.get("num_images", 1), settings.get("image_size", MOCK_SIZE)
+    sides = size if isinstance(size, list | tuple) and len(size) == 2 else []
+    if not isinstance(images, int) or not all(isinstance(side, int) for side in sides) or not sides:
+        unknown.append(f"images of {kind}")
+        return {}
+    encoder = model.vision.encoder
+    patch = encoder.more_weights // encoder.hidden_size // IN_A_PIXEL
+    fields: dict[str, object] = {"images": images, "image_patches": sides[0] * sides[1] // patch}
+    text, tower = frozen
+    if images and (text or tower):
+        fields["frozen"] = "both" if text and tower else "text" if text else "tower"
+    return fields if images else {}
 
 
 def _experts(model: Model) -> int:
