@@ -100,7 +100,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
-            assert (page.parent / target.split("#")[0]).exists(), target
+            name, _, place = target.partition("#")
+            to = page.parent / name if name else page
+            assert to.exists(), target
+            assert not place or to.suffix != ".md" or place in places(to), target
+
+
+def places(page: Path) -> list[str]:
+    """What a link may name behind #: the page's headings, as GitHub spells them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", head.strip().lower()).replace(" ", "-") for head in heads]
 
 
 def test_names_of_the_reference_exist() -> None:
