@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -110,6 +111,14 @@ def places(page: Path) -> list[str]:
     """What a link may name behind #: the page's headings, as GitHub spells them."""
     heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", head.strip().lower()).replace(" ", "-") for head in heads]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_table_has_a_line_of_its_own_below_its_head(page: Path) -> None:
+    for before, line in pairwise(page.read_text(encoding="utf-8").splitlines()):
+        if "| --- |" in line:
+            assert re.fullmatch(r"[|: -]+", line), line
+            assert before.startswith("|"), line
 
 
 def test_names_of_the_reference_exist() -> None:
