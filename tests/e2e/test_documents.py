@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -100,7 +101,24 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
-            assert (page.parent / target.split("#")[0]).exists(), target
+            name, _, place = target.partition("#")
+            to = page.parent / name if name else page
+            assert to.exists(), target
+            assert not place or to.suffix != ".md" or place in places(to), target
+
+
+def places(page: Path) -> list[str]:
+    """What a link may name behind #: the page's headings, as GitHub spells them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", head.strip().lower()).replace(" ", "-") for head in heads]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_table_has_a_line_of_its_own_below_its_head(page: Path) -> None:
+    for before, line in pairwise(page.read_text(encoding="utf-8").splitlines()):
+        if "| --- |" in line:
+            assert re.fullmatch(r"[|: -]+", line), line
+            assert before.startswith("|"), line
 
 
 def test_names_of_the_reference_exist() -> None:

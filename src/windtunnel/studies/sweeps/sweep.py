@@ -87,6 +87,8 @@ def sweep(
     path = Path(out)
     if path.is_dir():  # said before anything runs
         raise InputFileError(path, "is a folder", "give the path of a file that can be written")
+    if path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".xlsx"):
+        raise InputFileError(path, "is to hold a table in Parquet", "give a name that ends in .parquet")
     journal = path.with_name(path.name + ".journal")
     called = function or f"{QUESTION}:{read.verb}"
     if function is None:

@@ -151,7 +151,14 @@ def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("name", "habits"), [("trl", "fsdp"), ("Megatron-Bridge", "megatron"), ("gpt-neox", "megatron-deepspeed")]
+    ("name", "habits"),
+    [
+        ("trl", "fsdp"),
+        ("huggingface", "fsdp"),
+        ("Megatron-Bridge", "megatron"),
+        ("gpt-neox", "megatron-deepspeed"),
+        ("Megatron_DeepSpeed", "megatron-deepspeed"),
+    ],
 )
 def test_a_trainer_by_another_name_is_met_by_whose_habits_it_has(
     name: str, habits: str, capsys: pytest.CaptureFixture[str]

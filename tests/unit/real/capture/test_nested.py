@@ -67,6 +67,7 @@ def test_a_strided_nested_tensor_is_taken_for_a_jagged_one_and_that_is_said() ->
             assert [tuple(part.shape) for part in x.unbind()] == [(length, WIDTH) for length in LENGTHS]
             out = torch.nn.Linear(WIDTH, 2, device="cuda")(x)
             assert torch.nested.to_padded_tensor(out, 0.0).shape == (len(LENGTHS), max(LENGTHS), 2)
+        assert torch.nested.as_nested_tensor(parts, torch.float16, None, torch.jagged).dtype == torch.float16
         with pytest.raises(NestedShapesError, match=r"\(2, 3\), \(4, 5\).* pad the others"):
             torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 5)])
     assert "strided" in notes[0]

@@ -120,6 +120,7 @@ def test_what_is_said_of_plans_is_whole_sentences() -> None:
     assert verdict == f"{holds.format(best['layout'])} the limits, and no fewer do."
     notes = [line for view in document.views if isinstance(view, Notes) for line in view.lines]
     assert any("tp tensor" in line and "@ tokens of a step" in line for line in notes)
+    assert not any("fewer than 1 GPUs" in line for line in notes)
     with pytest.raises(UserError, match=r"none of the plans that were run, from \d+ to 4 GPUs, holds the limits: use"):
         plan_for(PlanQuestion(**{**vars(_sought(60.0)), "limits": {"ttft_s": 0.08, "tpot_s": 0.008}, "runs": 30}))
 

@@ -194,6 +194,13 @@ def test_the_verbs_of_studies_only_answer_and_take_no_file_to_write() -> None:
             sweep({"verb": verb, "list": [{"model": "gpt2"}]}, executor="serial")
 
 
+def test_a_table_is_not_called_by_another_form(tmp_path: Path) -> None:
+    """Parquet in a file called x.csv was written without a word."""
+    with pytest.raises(InputFileError, match=r"x\.csv: .* in Parquet; give a name that ends in \.parquet"):
+        sweep(GRID, out=tmp_path / "x.csv", executor="serial", function=CALLED)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_large_file_that_a_point_names_is_not_read(tmp_path: Path) -> None:
     large = tmp_path / "holes.parquet"
     with large.open("wb") as file:

@@ -115,7 +115,9 @@ def plans_document(plans: ServingPlans) -> Document:
         verdict, *lines = _spared(first, plans.spares[first])
         whole += plans.spares[first].gpus
         figures[0] = Figure("GPUs", Number(float(whole), "count"), f"{whole - best['gpus']} of them spare")
-    ruled_out = f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"
+    ruled_out, fewest = f"{answer['runs']} plans run", answer["ruled_out_below_gpus"]
+    if fewest > 1:
+        ruled_out += f"; fewer than {fewest} GPUs are ruled out"
     views: list[View] = [
         Headline(verdict, "good" if answer["proved"] else "calm"),
         Figures(figures),

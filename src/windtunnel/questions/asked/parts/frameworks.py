@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-# The first word that a name contains decides.
+import re
+
+# The first word that a name contains decides, however either is cut by -, _ and spaces.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    *((word, "maxtext") for word in ("jax", "maxtext", "levanter", "marin", "easydel", "tunix")),  # PaxML as well
+    *((word, "maxtext") for word in ("jax", "maxtext", "paxml", "levanter", "marin", "easydel", "tunix")),
     # FSDP2, with parallel layers as torchtitan has them
     *((word, "torchtitan") for word in ("prime-rl", "torchtitan", "olmo-core", "veomni", "vescale")),
     *((word, "megatron-deepspeed") for word in ("megatron-deepspeed", "gpt-neox")),
@@ -25,5 +27,10 @@ FRAMEWORKS: tuple[tuple[str, str], ...] = (
 
 def habits_of(name: str) -> str:
     """The framework whose habits a trainer of that name has, as advice; empty where the name says nothing."""
-    framework = next((framework for word, framework in FRAMEWORKS if word in name.lower()), "")
+    whole = _uncut(name)
+    framework = next((framework for word, framework in FRAMEWORKS if _uncut(word) in whole), "")
     return f"give {framework}, whose habits {name} has, or its launch file" if framework else ""
+
+
+def _uncut(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())

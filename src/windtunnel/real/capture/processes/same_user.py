@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from windtunnel.real.capture.replacements import Replacements
 
-_FIELDS = {"uid": ("u", "eu"), "euid": ("eu",), "reuid": ("u", "eu"), "resuid": ("u", "eu", "su")}
+_FIELDS = {"uid": ("u", "eu", "su"), "euid": ("eu",), "reuid": ("u", "eu"), "resuid": ("u", "eu", "su")}
 _OTHERS = ("setgroups", "initgroups")
 
 
@@ -34,6 +34,11 @@ def user_stays(note: Callable[[str], None]) -> Replacements:
     def getter(field: str, before: Callable[[], int]) -> Callable[[], int]:
         return lambda: told.get(field, before())
 
+    def getter_of_three(letter: str, before: Callable[[], tuple[int, int, int]]) -> Callable[[], tuple[int, ...]]:
+        return lambda: tuple(
+            told.get(f"{of}{letter}", number) for of, number in zip(("", "e", "s"), before(), strict=True)
+        )
+
     for kind in ("uid", "gid"):
         for word, fields in _FIELDS.items():
             name = f"set{word.replace('uid', kind)}"
@@ -42,6 +47,8 @@ def user_stays(note: Callable[[str], None]) -> Replacements:
         for short in ("", "e"):
             name = f"get{short}{kind}"
             replaced.set(os, name, getter(f"{short}{kind[0]}", getattr(os, name)))
+        if hasattr(os, name := f"getres{kind}"):
+            replaced.set(os, name, getter_of_three(kind[0], getattr(os, name)))
     for name in _OTHERS:
         replaced.set(os, name, setter(name, ()))
     return replaced

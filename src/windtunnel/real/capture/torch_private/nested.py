@@ -47,9 +47,9 @@ def strided_as_jagged(note: Callable[[str], None]) -> Replacements:
 
     def jagged(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(make)
-        def nested(
-            parts: Sequence[torch.Tensor], *more: object, layout: torch.layout = None, **kwargs: object
-        ) -> object:
+        def nested(parts: Sequence[torch.Tensor], *more: object, **kwargs: object) -> object:
+            layout = kwargs.pop("layout", more[2] if len(more) > 2 else None)  # behind dtype and device
+            more = more[:2]
             if layout is torch.jagged:
                 return make(parts, *more, layout=layout, **kwargs)
             if not isinstance(parts, torch.Tensor):
