@@ -109,6 +109,8 @@ def test_its_figures_are_held_against_the_prediction(tmp_path: Path) -> None:
     rated = answer(read({**ASKED, "bench": str(written(tmp_path, kept_up))}))
     assert [one.of for one in rated.measured] == ["tpot_s.mean", "ttft_s.mean"]  # the rate is what was asked
     assert not rated.warnings
+    at_once = answer(read({**ASKED, "bench": str(written(tmp_path, {**SAVED, "max_concurrency": None}))}))
+    assert [one.of for one in at_once.measured] == ["tpot_s.mean", "ttft_s.mean", "output_tokens_per_s"]
 
 
 @pytest.mark.parametrize(
