@@ -44,7 +44,7 @@ NAMES = {TPOT: "TPOT", TTFT: "TTFT", OUTPUT: "Output"}
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured; `closed`: requests waited for answers, or all were there at once, so output is the deployment's."""
+    """What was measured. `closed`: requests waited for answers, or were there at once; output is the deployment's."""
 
     tpot_s: float | None
     ttft_s: float | None

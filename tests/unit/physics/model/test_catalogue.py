@@ -253,6 +253,7 @@ ROUNDED = {
     "llama-3.3-nemotron-super-49b": (49.9e9, 0.05e9),
 }
 
+
 @pytest.mark.parametrize(
     ("name", "layers", "width", "parameters"),
     [  # of the 2B: safetensors less the text model and its prediction layer, as above

@@ -48,8 +48,24 @@ def written(folder: Path, what: object) -> Path:
 
 @pytest.mark.parametrize(
     "what",
-    [SAVED, PRINTED, AIPERF, GENAI_PERF, STIMULUS, '{"completed": 1}\n' + json.dumps(SAVED) + "\n", PRINTED.replace("Maximum", "Max")],
-    ids=["json", "printed", "aiperf", "genai-perf", "genai-perf with settings in parts", "the last of json lines", "sglang"],
+    [
+        SAVED,
+        PRINTED,
+        AIPERF,
+        GENAI_PERF,
+        STIMULUS,
+        '{"completed": 1}\n' + json.dumps(SAVED) + "\n",
+        PRINTED.replace("Maximum", "Max"),
+    ],
+    ids=[
+        "json",
+        "printed",
+        "aiperf",
+        "genai-perf",
+        "genai-perf with settings in parts",
+        "the last of json lines",
+        "sglang",
+    ],
 )
 def test_all_forms_say_the_same(what: object, tmp_path: Path) -> None:
     bench = read_benchmark(written(tmp_path, what))

@@ -254,8 +254,9 @@ def _static_share(usable: float, deployment: Deployment, profile: Profile, tower
 
     What it leaves, in MiB: 512, 1.5 a token of the chunk that attention ranks will share, 2 a sequence of the largest
     graph (4.5 more of each attention rank), 1,024 for 8 GPUs; at least 10,240 on GPUs of more than 60 GiB; and beside
-    that `draft_reserved_bytes` where tokens are drafted. With a vision tower that is loaded 0.95 of that (adjust_mem_fraction_for_vlm, not with
-    --language-only), and a tenth less for each time that layers x width^2 is ViT-L/14's again.
+    that `draft_reserved_bytes` where tokens are drafted. With a vision tower that is loaded 0.95 of that
+    (adjust_mem_fraction_for_vlm, not with --language-only), and a tenth less for each time that layers x width^2 is
+    ViT-L/14's again.
     """
     graph, ranks = profile.graph_limit, deployment.attn_dp
     chunk = (deployment.max_num_batched_tokens or 0) * (ranks if profile.ranks_share_tokens else 1)
