@@ -270,6 +270,13 @@ def test_smaller_models_have_smaller_towers(name: str, layers: int, width: int, 
     assert vision.parameters == pytest.approx(parameters, abs=0.005e9)
 
 
+@pytest.mark.parametrize("name", [name for name in catalogue_names() if name.startswith(("qwen3.5-", "qwen3-vl-"))])
+def test_engines_read_the_width_of_qwens_towers_and_find_no_number_of_layers(name: str) -> None:
+    model = load_model(name)
+    assert model.vision is not None
+    assert model.tower == (24, model.vision.encoder.hidden_size)
+
+
 # The checkpoints of these hold a vision tower as well.
 MULTIMODAL = {"llama-4-scout": 108_641_793_536, "llama-4-maverick": 401_583_781_376}
 
