@@ -19,6 +19,7 @@ from math import lcm
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.cost.power import draw_of
 from windtunnel.physics.hardware import Cluster, get_gpu, parse_cluster
+from windtunnel.physics.hardware.catalogue import COUNT_FIRST
 from windtunnel.physics.step.result_of import ROOFLINE_WORTH_SAYING
 from windtunnel.questions.asked.decide import Decide
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
@@ -165,6 +166,12 @@ def _check_models(question: Decide, gpus: int) -> None:
             raise
 
 
+def _name(word: str) -> str:
+    """A cluster without its count, before or behind."""
+    first = COUNT_FIRST.fullmatch(word)
+    return first[2] if first else word.rpartition(":")[0] or word
+
+
 def _prices(text: str, clusters: Sequence[Cluster], words: Sequence[str]) -> list[float | None]:
     """Of a GPU of each cluster; None where none is given. Raises SpecError."""
     bare: list[float] = []
@@ -179,7 +186,7 @@ def _prices(text: str, clusters: Sequence[Cluster], words: Sequence[str]) -> lis
         else:
             bare.append(price)
     if len(bare) > 1 and (by_name or len(bare) != len(clusters)):
-        example = ",".join(f"{word.rpartition(':')[0] or word}=.." for word in words)
+        example = ",".join(f"{_name(word)}=.." for word in words)
         raise SpecError(
             "--price", text, f"give one for all, one for each of the {len(clusters)} clusters, or {example}"
         )
@@ -188,10 +195,10 @@ def _prices(text: str, clusters: Sequence[Cluster], words: Sequence[str]) -> lis
         meant = [
             place
             for place, (cluster, word) in enumerate(zip(clusters, words, strict=True))
-            if name in (word, word.rpartition(":")[0], cluster.gpu.name) or _gpu_name(name) == cluster.gpu.name
+            if name in (word, _name(word), cluster.gpu.name) or _gpu_name(name) == cluster.gpu.name
         ]
         if not meant:
-            names = sorted({word.rpartition(":")[0] or word for word in words})
+            names = sorted({_name(word) for word in words})
             raise SpecError("--price", f"{name}={price:g}", f"no cluster is called so: {', '.join(names)}")
         for place in meant:
             prices[place] = price

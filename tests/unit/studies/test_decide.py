@@ -129,6 +129,8 @@ def test_prices_by_place_by_name_and_by_alias() -> None:
     for wrong in ("2.5,4,5", "2.5,4,b200=4", "a100=2", "-1"):
         with pytest.raises(UserError, match="--price"):
             _prices(wrong, clusters, words)
+    words = ["2 x a3-megagpu-8g", "p5.48xlarge:16"]
+    assert _prices("a3-megagpu-8g=3,p5.48xlarge=4", [parse_cluster(word) for word in words], words) == [3.0, 4.0]
 
 
 def test_a_cluster_behind_a_space_is_no_model_that_does_not_fit() -> None:

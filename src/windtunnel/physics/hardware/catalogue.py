@@ -36,6 +36,7 @@ _MIXED = "mixed GPU types are for predict and plan only, as NAME:COUNT+NAME:COUN
 SPEC_FILE = "give the path of a readable YAML file, `key: value` a line"
 SPEC_BYTES_MOST = 4 << 20  # a calibrated device lists thousands of points
 ADDED = ("nvidia", "amd", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e", "geforce", "tesla", "standard")
+COUNT_FIRST = re.compile(r"(\d{1,8})(?: ?[x×*] ?| +)([A-Za-z][\w .-]*)")  # `8xh100`, `4 x p5.48xlarge`
 LISTED = "give a cluster file in YAML, what nvidia-smi printed, or name:count"
 LISTED_BYTES_MOST = 1 << 20
 LINE = re.compile(r"^GPU \d+: (.+?) \(UUID", re.MULTILINE)
@@ -79,7 +80,7 @@ def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
     if not isinstance(spec, str) or not spec.strip():
         raise SpecError("cluster", spec, "give name:count, such as h100-sxm:64, or the path of a YAML file")
     text = spec.strip()
-    before = re.fullmatch(r"(\d{1,8})(?: ?[x×*] ?| +)([A-Za-z][\w .-]*)", text)
+    before = COUNT_FIRST.fullmatch(text)
     if before:
         text = f"{before[2]}:{before[1]}"
     elif os.path.isfile(text) and not text.lower().endswith((".yaml", ".yml", ".json")):

@@ -2,6 +2,7 @@
 
 t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
+8xh100             GPUs of a kind as people write them; 4 x p5.48xlarge: instances of a cloud
 v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
 slurm.conf         its nodes, of unlike sizes for slurm alone; a site.yaml may have `slurm: [slurm.conf, gres.conf,
@@ -101,7 +102,12 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
         raise SpecError("--gpus-per-node", per_node, "give 1 or more")
     if text.lower().endswith(".csv"):
         raise SpecError("--cluster", text, "unlike nodes are for `fleet pack`: write GPU:COUNT, or leave it out")
-    match = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
+    from windtunnel.physics.hardware.catalogue import COUNT_FIRST, parse_cluster
+
+    counted = text.strip()
+    if first := COUNT_FIRST.fullmatch(counted):
+        counted = f"{first[2]}:{parse_cluster(counted).n_gpus}"
+    match = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", counted)
     if not match:
         raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")
     gpu, count, by = match.group(1).lower(), int(match.group(2)), match.group(3)

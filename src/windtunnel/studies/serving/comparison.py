@@ -44,7 +44,7 @@ NAMES = {TPOT: "TPOT", TTFT: "TTFT", OUTPUT: "Output"}
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured, and whether requests waited for answers."""
+    """What was measured. `closed`: requests waited for answers, or were there at once; output is the deployment's."""
 
     tpot_s: float | None
     ttft_s: float | None
@@ -58,7 +58,8 @@ def measured_of(question: Serve, bench: Benchmark | None) -> Measured:
     closed = isinstance(question.load, ClosedLoad)
     if bench is None:
         return Measured(question.measured, None, question.measured_output, closed, benchmarked=False)
-    closed = closed or (isinstance(question.load, TraceTimes) and bench.concurrency is not None)
+    at_once = bench.rate_per_s == math.inf
+    closed = closed or (isinstance(question.load, TraceTimes) and (bench.concurrency is not None or at_once))
     tpot = question.measured or bench.tpot_s
     output = question.measured_output or bench.output_tokens_per_s
     return Measured(tpot, bench.ttft_s, output, closed, benchmarked=True)

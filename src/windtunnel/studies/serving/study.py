@@ -89,7 +89,11 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
     bench = None if question.bench is None else read_benchmark(path_of(question.bench))
     asked = question.requests, question.load, question.seed
-    workload = workload_of(*asked) if bench is None else bench.workload(*asked)
+    if bench is None:
+        workload = workload_of(*asked)
+    else:
+        with about_file(question.bench):
+            workload = bench.workload(*asked)
     run = _runner(question, timeline)
     served = _served(question, run, run(workload), workload, curve)
     found = measured_of(question, bench)

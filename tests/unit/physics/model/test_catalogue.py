@@ -253,6 +253,30 @@ ROUNDED = {
     "llama-3.3-nemotron-super-49b": (49.9e9, 0.05e9),
 }
 
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "parameters"),
+    [  # of the 2B: safetensors less the text model and its prediction layer, as above
+        ("qwen3.5-0.8b", 12, 768, 0.10e9),
+        ("qwen3.5-2b", 24, 1024, 0.33e9),
+        ("qwen3.5-4b", 24, 1024, 0.33e9),
+        ("qwen3.5-9b", 27, 1152, 0.46e9),
+    ],
+)
+def test_smaller_models_have_smaller_towers(name: str, layers: int, width: int, parameters: float) -> None:
+    vision = load_model(name).vision
+    assert vision is not None
+    assert (len(vision.encoder.layers), vision.encoder.hidden_size) == (layers, width)
+    assert vision.parameters == pytest.approx(parameters, abs=0.005e9)
+
+
+@pytest.mark.parametrize("name", [name for name in catalogue_names() if name.startswith(("qwen3.5-", "qwen3-vl-"))])
+def test_engines_read_the_width_of_qwens_towers_and_find_no_number_of_layers(name: str) -> None:
+    model = load_model(name)
+    assert model.vision is not None
+    assert model.tower == (24, model.vision.encoder.hidden_size)
+
+
 # The checkpoints of these hold a vision tower as well.
 MULTIMODAL = {"llama-4-scout": 108_641_793_536, "llama-4-maverick": 401_583_781_376}
 

@@ -162,7 +162,15 @@ def test_the_linter_names_what_cannot_be(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "nodes", "per_node"),
-    [("t4:64", 16, 4), ("t4:16x4", 16, 4), ("v100:72", 9, 8), ("h100-sxm:1024", 128, 8), ("odd:1x3", 1, 3)],
+    [
+        ("t4:64", 16, 4),
+        ("t4:16x4", 16, 4),
+        ("v100:72", 9, 8),
+        ("h100-sxm:1024", 128, 8),
+        ("odd:1x3", 1, 3),
+        ("16xh100", 2, 8),
+        ("4 x p5.48xlarge", 4, 8),
+    ],
 )
 def test_sites(text, nodes, per_node):
     site = parse_site(text)

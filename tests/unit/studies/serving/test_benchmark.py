@@ -35,6 +35,8 @@ AIPERF = {
     "time_to_first_token": {"unit": "s", "avg": 0.030}, "inter_token_latency": {"unit": "ms", "avg": 9.0},
     "output_token_throughput": {"avg": 150.0}, "input_config": {"loadgen": {"concurrency": 2}},
 }  # fmt: skip
+GENAI_PERF = {**AIPERF, "inter_token_latency": {"unit": "ns", "avg": 9e6}, "input_config": {"concurrency": 2}}
+STIMULUS = {**AIPERF, "input_config": {"perf_analyzer": {"stimulus": {"concurrency": 2}}}}
 ASKED = {"question": "serve", "model": "qwen3-8b", "cluster": "h100-sxm:1"}
 
 
@@ -46,8 +48,24 @@ def written(folder: Path, what: object) -> Path:
 
 @pytest.mark.parametrize(
     "what",
-    [SAVED, PRINTED, AIPERF, '{"completed": 1}\n' + json.dumps(SAVED) + "\n", PRINTED.replace("Maximum", "Max")],
-    ids=["json", "printed", "aiperf", "the last of json lines", "sglang"],
+    [
+        SAVED,
+        PRINTED,
+        AIPERF,
+        GENAI_PERF,
+        STIMULUS,
+        '{"completed": 1}\n' + json.dumps(SAVED) + "\n",
+        PRINTED.replace("Maximum", "Max"),
+    ],
+    ids=[
+        "json",
+        "printed",
+        "aiperf",
+        "genai-perf",
+        "genai-perf with settings in parts",
+        "the last of json lines",
+        "sglang",
+    ],
 )
 def test_all_forms_say_the_same(what: object, tmp_path: Path) -> None:
     bench = read_benchmark(written(tmp_path, what))
@@ -107,6 +125,8 @@ def test_its_figures_are_held_against_the_prediction(tmp_path: Path) -> None:
     rated = answer(read({**ASKED, "bench": str(written(tmp_path, kept_up))}))
     assert [one.of for one in rated.measured] == ["tpot_s.mean", "ttft_s.mean"]  # the rate is what was asked
     assert not rated.warnings
+    at_once = answer(read({**ASKED, "bench": str(written(tmp_path, {**SAVED, "max_concurrency": None}))}))
+    assert [one.of for one in at_once.measured] == ["tpot_s.mean", "ttft_s.mean", "output_tokens_per_s"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +144,12 @@ def test_its_figures_are_held_against_the_prediction(tmp_path: Path) -> None:
         ({**SAVED, "total_input_tokens": 1e300}, "total_input_tokens is"),
         ({**SAVED, "input_lens": [1, 2], "output_lens": [1]}, "has 2 input_lens and 1 output_lens"),
         ({**SAVED, "input_lens": [1], "output_lens": [0]}, "no answered request"),
-        (PRINTED.replace("Maximum request concurrency:             2", ""), "add --rate R or --concurrency C"),
+        ({**SAVED, "max_concurrency": 0.5}, "bench.json: max_concurrency is '0.5'"),
+        ({**SAVED, "max_concurrency": None, "request_rate": 0}, "bench.json: rate = 0.0"),
+        (
+            PRINTED.replace("Maximum request concurrency:             2", ""),
+            "bench.json: rate is not given: nor is a concurrency: add --rate R or --concurrency C",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_one_error(what: object, message: str, tmp_path: Path) -> None:

@@ -172,6 +172,16 @@ def test_a_vision_tower_and_the_images_of_the_measured_step_leave_less_for_the_c
     assert text.cache_tokens > 1.1 * 2_233_226
 
 
+def test_sglang_leaves_room_for_the_chunk_before_it_divides_it_among_attention_ranks() -> None:
+    """_handle_gpu_memory_settings comes before _handle_data_parallelism in its server_args.py (0.5)."""
+    model, cluster = load_model("deepseek-v3"), parse_cluster("h200-sxm:8")
+    ranks = Deployment(engine="sglang-0.5.9", attn_dp=8, moe_ep=8)
+    own, stated = (
+        engine_of(model, cluster, replace(ranks, max_num_batched_tokens=tokens)).memory.kv for tokens in (1024, 4096)
+    )
+    assert own - stated == pytest.approx(1.5 * 2**20 * (8 * 4096 - 8 * 1024), rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("name", "cluster", "release", "weights", "tokens", "printed"),
     [

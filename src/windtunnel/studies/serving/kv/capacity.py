@@ -252,13 +252,15 @@ def _images(tower: Tower, profile: Profile, budget: int) -> float:
 def _static_share(usable: float, deployment: Deployment, profile: Profile, tower: tuple[int, int] | None) -> float:
     """SGLang's mem_fraction_static where none is given (sglang/srt/server_args.py, _handle_gpu_memory_settings; 0.5).
 
-    What it leaves, in MiB: 512, 1.5 a token of a chunk, 2 a sequence of the largest graph (4.5 more of each attention
-    rank), 1,024 for 8 GPUs; at least 10,240 on GPUs of more than 60 GiB; and beside that `draft_reserved_bytes` where
-    tokens are drafted. With a vision tower that is loaded 0.95 of that (adjust_mem_fraction_for_vlm, not with
-    --language-only), and a tenth less for each time that layers x width^2 is ViT-L/14's again.
+    What it leaves, in MiB: 512, 1.5 a token of the chunk that attention ranks will share, 2 a sequence of the largest
+    graph (4.5 more of each attention rank), 1,024 for 8 GPUs; at least 10,240 on GPUs of more than 60 GiB; and beside
+    that `draft_reserved_bytes` where tokens are drafted. With a vision tower that is loaded 0.95 of that
+    (adjust_mem_fraction_for_vlm, not with --language-only), and a tenth less for each time that layers x width^2 is
+    ViT-L/14's again.
     """
     graph, ranks = profile.graph_limit, deployment.attn_dp
-    left = 512.0 + 1.5 * max(2048, deployment.max_num_batched_tokens or profile.max_num_batched_tokens) + 2.0 * graph
+    chunk = (deployment.max_num_batched_tokens or 0) * (ranks if profile.ranks_share_tokens else 1)
+    left = 512.0 + 1.5 * max(2048, chunk or profile.max_num_batched_tokens) + 2.0 * graph
     left += 1024.0 * deployment.gpus / 8.0
     if ranks > 1:
         left += graph * ranks * (4.5 if graph > 300 else 3.0)

@@ -44,6 +44,8 @@ AIPERF = {  # its metrics, each with `avg` and `unit`
     "time_to_first_token": "mean_ttft_ms",
     "inter_token_latency": "mean_tpot_ms",
 }
+LOADS = (("loadgen",), (), ("perf_analyzer", "stimulus"))  # where AIPerf says it, GenAI-Perf's early and late releases
+MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "s": 1e3, "sec": 1e3, "seconds": 1e3}  # of a unit; of others one
 HELD_BACK = 0.95  # of the rate: below it, the limit of requests in flight is what paces
 REQUESTS_MOST, NUMBER_MOST = 1_000_000, 1e12
 
@@ -79,7 +81,7 @@ class Benchmark:
         if self.concurrency is not None:
             return Workload(prompts, outputs, None, self.concurrency, name=name)
         if self.rate_per_s is None:
-            raise SpecError("bench", None, "says neither rate nor concurrency: add --rate R or --concurrency C")
+            raise SpecError("rate", None, "nor is a concurrency: add --rate R or --concurrency C")
         if math.isinf(self.rate_per_s):
             return Workload(prompts, outputs, np.zeros(count, dtype=np.int64), name=name)
         return Workload(prompts, outputs, arrivals(count, self.rate_per_s, self.cv, seed), name=name)
@@ -111,6 +113,8 @@ def read_benchmark(path: str | Path) -> Benchmark:
     if len(prompts) == 0:
         raise InputFileError(path, "holds no answered request", REMEDY)
     rate, concurrency = (_number(path, said, key) for key in ("request_rate", "max_concurrency"))
+    if concurrency and concurrency < 1:
+        raise InputFileError(path, f"max_concurrency is '{concurrency:g}'", REMEDY)
     burstiness, throughput = (_number(path, said, key) for key in ("burstiness", "request_throughput"))
     if rate is not None and concurrency and throughput and throughput >= HELD_BACK * rate:
         concurrency = None
@@ -143,13 +147,16 @@ def _aiperf(said: Mapping[str, object]) -> Mapping[str, object]:
     for metric, name in AIPERF.items():
         entry = said.get(metric)
         if isinstance(entry, Mapping):
-            scale = 1e3 if name.endswith("_ms") and entry.get("unit") in ("s", "sec", "seconds") else 1.0
+            scale = MILLISECONDS.get(str(entry.get("unit")), 1.0) if name.endswith("_ms") else 1.0
             average = entry.get("avg")
             found[name] = average * scale if isinstance(average, int | float) else average
-    config = said.get("input_config") or said.get("config")
-    load = config.get("loadgen") if isinstance(config, Mapping) else None
-    if isinstance(load, Mapping):
-        found |= {"max_concurrency": load.get("concurrency"), "request_rate": load.get("request_rate")}
+    for place in LOADS:
+        load = said.get("input_config") or said.get("config")
+        for part in place:
+            load = load.get(part) if isinstance(load, Mapping) else None
+        if isinstance(load, Mapping):
+            limit, rate = load.get("concurrency"), load.get("request_rate")
+            found |= {"max_concurrency": limit, "request_rate": rate} if limit or rate else {}
     return found
 
 
