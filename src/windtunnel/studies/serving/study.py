@@ -88,17 +88,17 @@ class ServingAnswer(Answer):
 def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> ServingAnswer:
     """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
     bench = None if question.bench is None else read_benchmark(path_of(question.bench))
-    asked = question.requests, question.load, question.seed
+    traffic = question.requests, question.load, question.seed
     if bench is None:
-        workload = workload_of(*asked)
+        workload = workload_of(*traffic)
     else:
         with about_file(question.bench):
-            workload = bench.workload(*asked)
+            workload = bench.workload(*traffic)
     run = _runner(question, timeline)
     served = _served(question, run, run(workload), workload, curve)
-    found = measured_of(question, bench)
-    against = tuple(comparisons(found, served.result))
-    return replace(served, measured=against, warnings=(*served.warnings, *why_not_compared(found, served.result)))
+    figures = measured_of(question, bench)
+    against = tuple(comparisons(figures, served.result))
+    return replace(served, measured=against, warnings=(*served.warnings, *why_not_compared(figures, served.result)))
 
 
 def answer_plan(

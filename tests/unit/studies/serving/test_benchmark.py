@@ -114,19 +114,19 @@ def test_its_figures_are_held_against_the_prediction(tmp_path: Path) -> None:
     alike = answer(
         read({**ASKED, "requests": {"prompt": 200, "output": 30, "requests": 4}, "load": {"concurrency": 2}})
     )
-    found = answer(read({**ASKED, "bench": str(written(tmp_path, SAVED))}))
-    assert found.result.tpot.mean == alike.result.tpot.mean
-    assert [(one.of, one.measured) for one in found.measured] == [
+    benchmarked = answer(read({**ASKED, "bench": str(written(tmp_path, SAVED))}))
+    assert benchmarked.result.tpot.mean == alike.result.tpot.mean
+    assert [(figure.of, figure.measured) for figure in benchmarked.measured] == [
         ("tpot_s.mean", 0.009), ("ttft_s.mean", 0.030), ("output_tokens_per_s", 150.0)
     ]  # fmt: skip
     slow = answer(read({**ASKED, "bench": str(written(tmp_path, {**SAVED, "mean_ttft_ms": 3e4, "mean_tpot_ms": 1.0}))}))
-    assert [one.verdict for one in slow.measured][:2] == ["faster", "slower"]
+    assert [figure.verdict for figure in slow.measured][:2] == ["faster", "slower"]
     kept_up = {**SAVED, "max_concurrency": None, "request_rate": 5.0}
     rated = answer(read({**ASKED, "bench": str(written(tmp_path, kept_up))}))
-    assert [one.of for one in rated.measured] == ["tpot_s.mean", "ttft_s.mean"]  # the rate is what was asked
+    assert [figure.of for figure in rated.measured] == ["tpot_s.mean", "ttft_s.mean"]  # the rate is what was asked
     assert not rated.warnings
     at_once = answer(read({**ASKED, "bench": str(written(tmp_path, {**SAVED, "max_concurrency": None}))}))
-    assert [one.of for one in at_once.measured] == ["tpot_s.mean", "ttft_s.mean", "output_tokens_per_s"]
+    assert [figure.of for figure in at_once.measured] == ["tpot_s.mean", "ttft_s.mean", "output_tokens_per_s"]
 
 
 @pytest.mark.parametrize(

@@ -20,23 +20,25 @@ def user_stays(note: Callable[[str], None]) -> Replacements:
     replaced = Replacements()
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return replaced  # the system says no, as it would anywhere
-    told: dict[str, int] = {}
+    ids: dict[str, int] = {}  # that the script has set
+
+    def say(name: str) -> None:
+        note(f"os.{name} changes only what the script is told: the rank stays the user that it was started as")
 
     def setter(name: str, fields: tuple[str, ...]) -> Callable[..., None]:
-        def change(*numbers: object) -> None:
-            note(f"os.{name} changes only what the script is told: the rank stays the user that it was started as")
-            if fields:
-                numbers = numbers * len(fields) if len(numbers) == 1 else numbers
-                told.update({field: int(n) for field, n in zip(fields, numbers, strict=True) if n != -1})  # type: ignore[call-overload]
+        def change(*numbers: int) -> None:
+            say(name)
+            each = numbers * len(fields) if len(numbers) == 1 else numbers
+            ids.update({field: number for field, number in zip(fields, each, strict=True) if number != -1})
 
         return change
 
     def getter(field: str, before: Callable[[], int]) -> Callable[[], int]:
-        return lambda: told.get(field, before())
+        return lambda: ids.get(field, before())
 
     def getter_of_three(letter: str, before: Callable[[], tuple[int, int, int]]) -> Callable[[], tuple[int, ...]]:
         return lambda: tuple(
-            told.get(f"{of}{letter}", number) for of, number in zip(("", "e", "s"), before(), strict=True)
+            ids.get(f"{of}{letter}", number) for of, number in zip(("", "e", "s"), before(), strict=True)
         )
 
     for kind in ("uid", "gid"):
@@ -50,5 +52,5 @@ def user_stays(note: Callable[[str], None]) -> Replacements:
         if hasattr(os, name := f"getres{kind}"):
             replaced.set(os, name, getter_of_three(kind[0], getattr(os, name)))
     for name in _OTHERS:
-        replaced.set(os, name, setter(name, ()))
+        replaced.set(os, name, lambda *_, name=name: say(name))
     return replaced

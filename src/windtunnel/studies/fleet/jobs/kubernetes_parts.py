@@ -204,8 +204,8 @@ class Part:
                 if text_at(step, "template", "metadata", "labels", TRAINER) == "trainer"
             ]
             if resources := mapping_at(trainer, "resourcesPerNode"):  # in place of the runtime's, which keeps the rest
-                asked = [{"resources": resources}]
-                own = [{**pod, "spec": {**mapping_at(pod, "spec"), "containers": asked}} for pod in own or [{}]]
+                containers = [{"resources": resources}]
+                own = [{**pod, "spec": {**mapping_at(pod, "spec"), "containers": containers}} for pod in own or [{}]]
             return [(nodes, pod) for pod in own]
         if self.kind == "LeaderWorkerSet":
             template = mapping_at(spec, "leaderWorkerTemplate")

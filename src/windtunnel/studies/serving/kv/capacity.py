@@ -304,8 +304,8 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
     if profile.utilization_of == "rest":
         left = share * (usable - weights - activations - reserved)
     elif profile.utilization_of == "static":
-        seen = None if deployment.images is False else model.tower
-        share = deployment.gpu_memory_utilization or _static_share(usable, deployment, profile, seen)
+        tower_size = None if deployment.images is False else model.tower
+        share = deployment.gpu_memory_utilization or _static_share(usable, deployment, profile, tower_size)
         left = share * (usable - reserved)
         left -= weights
     else:

@@ -90,20 +90,20 @@ class Benchmark:
 def read_benchmark(path: str | Path) -> Benchmark:
     """What a load generator saved or printed. Raises InputFileError."""
     text = read_text(path, REMEDY)
-    said = _printed(text) if re.search(r"^\W*serving benchmark result", text, re.I | re.M) else _saved(path, text)
-    lists = {key: said.get(key) for key in ("input_lens", "output_lens")}
+    fields = _printed(text) if re.search(r"^\W*serving benchmark result", text, re.I | re.M) else _saved(path, text)
+    lists = {key: fields.get(key) for key in ("input_lens", "output_lens")}
     if all(isinstance(value, Sequence) and not isinstance(value, str) and value for value in lists.values()):
         prompts, outputs = (_whole(path, key, value) for key, value in lists.items())
         if len(prompts) != len(outputs):
             raise InputFileError(path, f"has {len(prompts)} input_lens and {len(outputs)} output_lens", REMEDY)
-        sent = outputs > 0  # a request that failed has no answer
-        prompts, outputs = np.maximum(prompts[sent], 1), outputs[sent]
+        is_answered = outputs > 0  # a request that failed has no answer
+        prompts, outputs = np.maximum(prompts[is_answered], 1), outputs[is_answered]
     else:
-        completed = _number(path, said, "completed")
+        completed = _number(path, fields, "completed")
         if completed is None or not 1 <= completed <= REQUESTS_MOST:
             raise InputFileError(path, f"says of {completed} completed requests, not of 1 to {REQUESTS_MOST:,}", REMEDY)
-        means = [_number(path, said, f"mean_{way}") for way in ("input", "output")]
-        totals = [_number(path, said, f"total_{way}_tokens") for way in ("input", "output")]
+        means = [_number(path, fields, f"mean_{way}") for way in ("input", "output")]
+        totals = [_number(path, fields, f"total_{way}_tokens") for way in ("input", "output")]
         if None in means and None in totals:
             raise InputFileError(path, "does not say how many tokens went in and out", REMEDY)
         sizes = [
@@ -112,17 +112,17 @@ def read_benchmark(path: str | Path) -> Benchmark:
         prompts, outputs = (np.full(int(completed), max(1, round(size)), dtype=np.int64) for size in sizes)
     if len(prompts) == 0:
         raise InputFileError(path, "holds no answered request", REMEDY)
-    rate, concurrency = (_number(path, said, key) for key in ("request_rate", "max_concurrency"))
+    rate, concurrency = (_number(path, fields, key) for key in ("request_rate", "max_concurrency"))
     if concurrency and concurrency < 1:
         raise InputFileError(path, f"max_concurrency is '{concurrency:g}'", REMEDY)
-    burstiness, throughput = (_number(path, said, key) for key in ("burstiness", "request_throughput"))
+    burstiness, throughput = (_number(path, fields, key) for key in ("burstiness", "request_throughput"))
     if rate is not None and concurrency and throughput and throughput >= HELD_BACK * rate:
         concurrency = None
-    ttft, tpot = (_number(path, said, f"mean_{name}_ms") for name in ("ttft", "tpot"))
+    ttft, tpot = (_number(path, fields, f"mean_{name}_ms") for name in ("ttft", "tpot"))
     return Benchmark(
         prompts, outputs, rate, int(concurrency) if concurrency else None,
         1.0 if not burstiness else burstiness**-0.5,  # vLLM's is the shape of the Gamma law
-        tpot / 1e3 if tpot else None, ttft / 1e3 if ttft else None, _number(path, said, "output_throughput"),
+        tpot / 1e3 if tpot else None, ttft / 1e3 if ttft else None, _number(path, fields, "output_throughput"),
     )  # fmt: skip
 
 
@@ -134,35 +134,35 @@ def _printed(text: str) -> Mapping[str, object]:
 def _saved(path: str | Path, text: str) -> Mapping[str, object]:
     for part in (text, text.strip().rpartition("\n")[2]):
         try:
-            said = json.loads(part)
+            fields = json.loads(part)
         except (ValueError, RecursionError):
             continue
-        if isinstance(said, Mapping):
-            return _aiperf(said) if "time_to_first_token" in said else said
+        if isinstance(fields, Mapping):
+            return _aiperf(fields) if "time_to_first_token" in fields else fields
     raise InputFileError(path, "is no result of a benchmark", REMEDY)
 
 
-def _aiperf(said: Mapping[str, object]) -> Mapping[str, object]:
-    found: dict[str, object] = {}
+def _aiperf(document: Mapping[str, object]) -> Mapping[str, object]:
+    fields: dict[str, object] = {}
     for metric, name in AIPERF.items():
-        entry = said.get(metric)
+        entry = document.get(metric)
         if isinstance(entry, Mapping):
             scale = MILLISECONDS.get(str(entry.get("unit")), 1.0) if name.endswith("_ms") else 1.0
             average = entry.get("avg")
-            found[name] = average * scale if isinstance(average, int | float) else average
+            fields[name] = average * scale if isinstance(average, int | float) else average
     for place in LOADS:
-        load = said.get("input_config") or said.get("config")
+        load = document.get("input_config") or document.get("config")
         for part in place:
             load = load.get(part) if isinstance(load, Mapping) else None
         if isinstance(load, Mapping):
             limit, rate = load.get("concurrency"), load.get("request_rate")
-            found |= {"max_concurrency": limit, "request_rate": rate} if limit or rate else {}
-    return found
+            fields |= {"max_concurrency": limit, "request_rate": rate} if limit or rate else {}
+    return fields
 
 
-def _number(path: str | Path, said: Mapping[str, object], key: str) -> float | None:
+def _number(path: str | Path, fields: Mapping[str, object], key: str) -> float | None:
     """A number of the file, in words too (`inf`); None where it has none. Raises InputFileError."""
-    value = said.get(key)
+    value = fields.get(key)
     if value in (None, "", "not set", "None"):
         return None
     try:

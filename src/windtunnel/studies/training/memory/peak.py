@@ -394,8 +394,9 @@ class _Ranks:
     def _buckets(self, pieces: list[Piece]) -> list[int]:
         """Flat gradient buckets of DistributedDataParallel."""
         layout = self.layout
-        there = self.keep.buckets and layout.zero_stage <= self.keep.autograd_keeps
-        if self.forward_only or not there or layout.dp * layout.plan.cp == 1:
+        most = 1 if self.keep.autograd_keeps else 0  # gradients are whole on each rank up to this stage
+        in_buckets = self.keep.buckets and layout.zero_stage <= most
+        if self.forward_only or not in_buckets or layout.dp * layout.plan.cp == 1:
             return []
         size = (self.width if fresh_gradients(layout) else 2) * sum(sum(piece.learning) for piece in pieces)
         return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
