@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from catalogued import ONE_OF_EACH_TYPE
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from small_jobs import DRAWN, Job, Taken, model_of, predicted, shared_jobs, slow_cluster, take
 
 from windtunnel.physics.hardware import cluster_with, parse_cluster
 from windtunnel.physics.model import load_model
+from windtunnel.physics.model.catalogue import catalogue_names
 from windtunnel.studies.training import predict, read_plan
 from windtunnel.studies.training.layout import resolve
 from windtunnel.studies.training.lowering.lower import lower
@@ -195,7 +195,7 @@ def test_nothing_travels_where_there_is_nobody_else(job):
 # --------------------------------------------------------------------------------------------------------- parameters
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH_TYPE)
+@pytest.mark.parametrize("name", catalogue_names())
 def test_every_parameter_is_on_one_stage(name):
     """Without tensor parallelism the pieces hold the model, for any number of stages. Tied tables are on two."""
     model = load_model(name)

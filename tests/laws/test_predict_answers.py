@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from catalogued import ONE_OF_EACH_TYPE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_jobs import FRAMEWORKS, jobs, model_of
@@ -14,6 +13,7 @@ from sound import assert_sound
 from windtunnel.errors import UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
+from windtunnel.physics.model.catalogue import catalogue_names
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.schedules import NAMES
 
@@ -98,8 +98,8 @@ def test_any_plan_is_answered_or_refused_in_one_message(plan, name, layers, gpu,
         assert_sound(result)
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH_TYPE)
-def test_a_model_of_each_type_has_a_sound_answer(name):
+@pytest.mark.parametrize("name", catalogue_names())
+def test_every_model_of_the_catalogue_has_a_sound_answer(name):
     model = load_model(name)
     heads = min(layer.attention.heads for layer in model.layers)
     shared = {layer.attention.kv_heads for layer in model.layers if layer.attention.kv_heads}
